@@ -1,0 +1,1 @@
+"""Scheduling policies as pure decisions: no torch, no clock, no files, no randomness."""

@@ -1,0 +1,1 @@
+"""Request traces: reading, checking, making. Imports nothing of the other packages."""
