@@ -1,6 +1,7 @@
 """The run folder's schema: tables, columns, units, and how to read them. Needs polars only.
 
-The recorder writes by this schema, every report reads by it. Column names are a contract: other tools read them.
+The recorder writes by this schema, every report reads by it through `scan`. Column names are a contract: other tools
+read them. Must not know who writes or draws.
 Times are float64 seconds since the run began on the run's clock, except `schedule_s`, `prepare_s`, `update_s`,
 `record_s`, which are always host time. null means not measured or not applicable, never 0.
 
@@ -9,6 +10,9 @@ Schema history (SCHEMA_VERSION):
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import polars as pl
 
@@ -83,7 +87,10 @@ TABLES: dict[str, dict[str, tuple[type[pl.DataType], str]]] = {
         "record_s": (pl.Float64, "host time of recording this round, seconds"),
         "flops": (pl.Float64, "floating-point operations of the round; null: not counted"),
         "bytes": (pl.Float64, "device memory traffic of the round, bytes; null: not counted"),
-        "free_list": (pl.List(pl.Int64), "free block ids after update(), next to be taken first; null: pool over 64 blocks"),  # type: ignore[dict-item]
+        "free_list": (
+            pl.List(pl.Int64),
+            "free block ids after update(), next to be taken first; null: pool over 64 blocks",
+        ),  # type: ignore[dict-item]
         "hashed_blocks": (pl.List(pl.Int64), "blocks that a lookup can find after update(); null: pool over 64 blocks"),  # type: ignore[dict-item]
     },
     "batches": {
@@ -126,3 +133,95 @@ TABLES: dict[str, dict[str, tuple[type[pl.DataType], str]]] = {
 }
 
 DECISION_LOG = ("batches", "decisions", "blocks")  # equal tables = equal decisions; no time column in them
+
+# Tables that exist under each value of `--records`.
+RECORDED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "summary": ("admissions", "requests", "rounds"),
+    "compact": tuple(TABLES),
+    "full": tuple(TABLES),
+}
+
+# Extra columns on disk under `--records compact`; `scan` expands them away. A row with num_rounds = k stands for the k rows
+# of rounds round, round + 1, …, round + k - 1 (all of them in the `rounds` table of the same part):
+# - batches: start + i for the i-th; order, request, num_tokens (1), phase (decode), cached_tokens (null), yields_token and
+#   num_blocks are the same in all, so a stretch ends where one of them would change.
+# - tokens: index + i for the i-th, and t_s is the t_end_s of its round; token_id is null in all, so that with a model
+#   every row has num_rounds 1.
+COMPACT: dict[str, tuple[str, ...]] = {"batches": ("num_rounds",), "tokens": ("num_rounds",)}
+
+# Keys of manifest.json that reports read; a writer may add any other. Missing or null: not known.
+MANIFEST: dict[str, str] = {
+    "schema_version": "the SCHEMA_VERSION of the tables",
+    "status": "running, complete, interrupted or failed; a killed run still says running",
+    "scheduler": "nano or vllm",
+    "policy": "which version of which policy, in words",
+    "engine": "null, torch or simulated",
+    "clock": "wall, virtual, rounds or recorded",
+    "arrivals": "trace or session",
+    "records": "none, summary, compact or full",
+    "command": "the command line that made the run, a string or a list of arguments",
+    "config": "{name: {value, source}}: every setting under its flag's name with underscores, and where its value came from",
+    "limits": "{num_blocks (raw), usable_blocks, block_size, max_model_len}: what the pool really was",
+    "trace": "{name, path, sha256, num_requests}",
+    "num_requests": "requests that the run was to replay",
+    "goodput": "{ttft | tpot | itl | e2el: milliseconds}: the SLOs of --goodput",
+    "prefix_upper_bound": "{queried_tokens, hit_tokens}: what an unbounded prefix cache would have hit on this trace",
+    "digest": "xxh3 over the decision log",
+    "notes": "[text]: what the run wants to be known",
+    "error": "text: why it failed",
+}
+
+_PART = re.compile(r"^rounds-(\d{5,})\.parquet$")
+
+
+def schema(table: str) -> dict[str, pl.DataType | type[pl.DataType]]:
+    """Column -> dtype of a logical table."""
+    return {name: dtype for name, (dtype, _) in TABLES[table].items()}
+
+
+def parts(run: Path) -> list[str]:
+    """Numbers of the finished parts, as they stand in the file names, in order.
+
+    A part counts from the moment its `rounds` file has its final name, since that is written last: the tables that belong
+    to a later number are left-overs of a killed run and are never read.
+    """
+    found = [m[1] for entry in run.iterdir() if (m := _PART.match(entry.name))]
+    return sorted(found, key=int)
+
+
+def scan(run: Path, table: str) -> pl.LazyFrame:
+    """A logical table of the run folder, row for row, with every column of the schema.
+
+    A table that was not recorded, or holds nothing yet, gives no rows. Columns that the writer did not know are null, extra ones are kept.
+    Rows come in the order in which they were written, except in compact runs: those are sorted by round (and order).
+    """
+    columns = schema(table)
+    files = [file for part in parts(run) if (file := run / f"{table}-{part}.parquet").exists()]
+    if not files:
+        return pl.LazyFrame(schema=columns)
+    frame = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
+    present = frame.collect_schema()
+    frame = frame.with_columns(
+        *(pl.lit(None, dtype=dtype).alias(name) for name, dtype in columns.items() if name not in present),
+        *(pl.col(name).cast(dtype) for name, dtype in columns.items() if name in present and present[name] != dtype),
+    )
+    if "num_rounds" in present:
+        frame = _expand(run, table, frame)
+    return frame.select(*columns, *(name for name in present if name not in columns and name != "num_rounds"))
+
+
+def _expand(run: Path, table: str, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Undo `COMPACT`: one row a round again."""
+    step = pl.col("_step")
+    frame = frame.with_columns(pl.int_ranges(0, pl.col("num_rounds").fill_null(1)).alias("_step")).explode("_step")
+    frame = frame.with_columns(pl.col("round") + step, pl.col("start" if table == "batches" else "index") + step)
+    if table == "batches":
+        return frame.sort("round", "order", maintain_order=True)
+    ends = scan(run, "rounds").select("round", "t_end_s")
+    frame = frame.join(ends, on="round", how="left", maintain_order="left")
+    return (
+        frame.with_columns(pl.when(step == 0).then("t_s").otherwise("t_end_s").alias("t_s"))
+        .sort("round", maintain_order=True)
+        .drop("t_end_s")
+    )

@@ -1,0 +1,188 @@
+"""A recorded run, opened for reading: its manifest and its tables.
+
+Must not know how a run is made; works on folders of running, killed and finished runs alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from reports import records
+from traces.errors import BenchctlError
+
+MANIFEST_FILE = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. Tables read whole are kept, so that several reports of one run read each file once.
+
+    `name` tells runs of one command apart: the folder's name.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    _frames: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """The logical table, lazily (`records.scan`)."""
+        if table in self._frames:
+            return self._frames[table].lazy()
+        return records.scan(self.path, table)
+
+    def read(self, table: str) -> pl.DataFrame:
+        """The whole logical table in memory."""
+        if table not in self._frames:
+            try:
+                self._frames[table] = records.scan(self.path, table).collect()
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise BenchctlError(
+                    f"table {table} cannot be read: {str(error).splitlines()[0]}",
+                    where=str(self.path),
+                    fix="the folder is damaged; replay again",
+                ) from None
+        return self._frames[table]
+
+    def has(self, table: str) -> bool:
+        """Whether this run recorded the table (it may still have no rows)."""
+        mode = self.manifest.get("records")
+        if mode in records.RECORDED:
+            return table in records.RECORDED[mode]
+        return any(self.path.glob(f"{table}-*.parquet"))
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    @property
+    def status(self) -> str:
+        """running (also: killed), complete, interrupted or failed."""
+        return str(self.manifest.get("status") or "running")
+
+    @property
+    def scheduler(self) -> str:
+        return str(self.manifest.get("scheduler") or self.manifest.get("policy") or "?")
+
+    @property
+    def engine(self) -> str:
+        engine = self.manifest.get("engine")
+        if isinstance(engine, dict):
+            engine = engine.get("name")
+        return str(engine or "?")
+
+    @property
+    def clock(self) -> str:
+        return str(self.manifest.get("clock") or "?")
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting's value by its flag's name (`max_num_seqs`), whether or not the manifest gives its source."""
+        for place in (self.manifest.get("limits"), self.manifest.get("config"), self.manifest):
+            if isinstance(place, dict) and place.get(name) is not None:
+                entry = place[name]
+                value = entry["value"] if isinstance(entry, dict) and "value" in entry else entry
+                if value is not None:
+                    return value
+        return default
+
+    @property
+    def block_size(self) -> int | None:
+        return self.setting("block_size")  # type: ignore[no-any-return]
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        return self.setting("max_num_seqs")  # type: ignore[no-any-return]
+
+    @property
+    def token_budget(self) -> int | None:
+        """max_num_batched_tokens; from the rounds where the manifest does not say."""
+        value = self.setting("max_num_batched_tokens")
+        if value is None and self.read("rounds").height:
+            first = self.read("rounds").row(0, named=True)
+            value = first["budget_left"] + first["prefill_tokens"] + first["decode_tokens"]
+        return value  # type: ignore[no-any-return]
+
+    @cached_property
+    def usable_blocks(self) -> int | None:
+        """Blocks that requests can hold, the null block not counted: all are free before the first round."""
+        rounds = self.scan("rounds").select("free_blocks_start").head(1).collect()
+        return int(rounds.item()) if rounds.height else self.setting("usable_blocks")
+
+    @cached_property
+    def duration_s(self) -> float:
+        """From the run's beginning to the end of its last round, seconds; 0 without rounds."""
+        end = self.scan("rounds").select(pl.col("t_end_s").max()).collect().item()
+        return float(end or 0.0)
+
+    @cached_property
+    def ids(self) -> dict[int, str]:
+        """Row of the trace -> the request's id, for every request that was seen."""
+        frames = [self.scan(table).select("request", "id") for table in ("admissions", "requests")]
+        return dict(pl.concat(frames).unique("request", keep="first", maintain_order=True).collect().iter_rows())
+
+    @cached_property
+    def labels(self) -> dict[int, str]:
+        """Row of the trace -> a short name for tables and figures: the id where all ids are short, else `#row`."""
+        if all(len(name) <= 8 and name.isprintable() and " " not in name for name in self.ids.values()):
+            return self.ids
+        return {row: f"#{row}" for row in self.ids}
+
+
+def open_run(path: str | Path) -> Run:
+    """Open one run folder.
+
+    Raises BenchctlError where `path` is no run folder, its manifest is unreadable or its schema is newer than this reader.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        what = f"{folder} is not a folder" if folder.exists() else f"no run at {folder}"
+        raise BenchctlError(what, fix="give the folder that `benchctl replay --out DIR` wrote: DIR/<scheduler>")
+    file = folder / MANIFEST_FILE
+    if not file.exists():
+        inside = find_runs(folder)
+        hint = f"it holds runs: {', '.join(p.name for p in inside[:4])}" if inside else f"it has no {MANIFEST_FILE}"
+        fix = (
+            f"give one of them, e.g. {inside[0]}"
+            if inside
+            else "give the folder that `benchctl replay --out DIR` wrote: DIR/<scheduler>"
+        )
+        raise BenchctlError(f"{folder} is not a run folder: {hint}", fix=fix)
+    try:
+        manifest = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BenchctlError(
+            f"the manifest cannot be read: {error}", where=str(file), fix="the folder is damaged; replay again"
+        ) from None
+    if not isinstance(manifest, dict):
+        raise BenchctlError(
+            "the manifest is not a JSON object", where=str(file), fix="the folder is damaged; replay again"
+        )
+    version = manifest.get("schema_version", records.SCHEMA_VERSION)
+    if not isinstance(version, int) or version > records.SCHEMA_VERSION:
+        raise BenchctlError(
+            f"the run has schema version {version}; this benchctl reads up to {records.SCHEMA_VERSION}",
+            where=str(file),
+            fix="read it with the benchctl that wrote it, or a newer one",
+        )
+    return Run(folder, manifest)
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """The run folders at `path`: itself, or those directly inside it, by name. Empty if there are none."""
+    folder = Path(path)
+    if (folder / MANIFEST_FILE).is_file():
+        return [folder]
+    if not folder.is_dir():
+        return []
+    return sorted(entry.parent for entry in folder.glob(f"*/{MANIFEST_FILE}"))
+
+
+def open_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Every run at the given paths, each path a run folder or a folder of runs. Raises BenchctlError where one has none."""
+    return [open_run(found) for path in paths for found in (find_runs(path) or [Path(path)])]
