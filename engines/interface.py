@@ -6,7 +6,7 @@ engine or a tensor, the engine never sees a queue or a policy: a `ScheduledBatch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,8 +94,8 @@ class ScheduledBatch:
     yields_token: BoolArray  # [n] this round's logits of its last token give a token
     cached_tokens: Int64Array  # [n] tokens taken from the prefix cache by this round's admission; -1 where none was
     num_blocks: Int64Array  # [n] length of its block table after the round's allocations
-    block_tables: list[list[int]]  # n lists
-    token_ids: list[Int64Array]  # n arrays of all known tokens
+    block_tables: Sequence[list[int]]  # n lists, made when read
+    token_ids: Sequence[Int64Array]  # n arrays of all known tokens, made when read
 
     @property
     def num_seqs(self) -> int:

@@ -81,14 +81,20 @@ BlockRow = tuple[int, int, str, int, int | None]
 class RoundLog:
     """Decisions and block events of one round, in the order in which they happened.
 
-    Owned by one scheduler, replaced at each `schedule()`. `enabled=False` keeps nothing (for measuring its cost).
+    Owned by one scheduler, cleared at each `schedule()`. `enabled=False` keeps the counts alone (for measuring its cost).
     """
 
-    __slots__ = ("blocks", "decisions", "enabled", "order")
+    __slots__ = ("blocks", "decisions", "enabled", "num_evicted", "num_preempted", "order")
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin a round. The lists are new: those of the last round belong to whoever took them."""
         self.order = 0
+        self.num_preempted = 0
+        self.num_evicted = 0
         self.decisions: list[DecisionRow] = []
         self.blocks: list[BlockRow] = []
 
@@ -103,6 +109,10 @@ class RoundLog:
         available: int | None = None,
         unit: str | None = None,
     ) -> None:
+        if kind == "preempt":
+            self.num_preempted += 1
+        elif kind == "evict":
+            self.num_evicted += 1
         if self.enabled:
             self.decisions.append((self.order, kind, request, other, reason, needed, available, unit))
             self.order += 1

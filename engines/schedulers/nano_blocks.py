@@ -1,0 +1,123 @@
+"""nano-vLLM's block rules: whole-prompt reservation, xxh64 prefix hashes, a first-in first-out free list.
+
+Source: nano-vllm bb823b3, nanovllm/engine/block_manager.py; the methods have its names. Where it differs: the hash of a
+refused head is kept instead of made again each round, and taking a block out of the free list is O(1); no decision changes.
+"""
+
+from __future__ import annotations
+
+from engines.schedulers.block_pool import BlockPool
+from engines.schedulers.decisions import RoundLog
+from engines.schedulers.sequence import Sequence
+
+NO_HASH = -1
+
+
+class NanoBlockManager:
+    """Blocks, their hashes, and the table hash -> block. Mutable; owned by one NanoScheduler."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, log: RoundLog) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.caching = enable_prefix_caching
+        self.log = log
+        self.hash = [NO_HASH] * num_blocks
+        self.content: list[bytes] = [b""] * num_blocks  # ids of a hashed block, to tell a collision from a hit
+        self.hash_to_block: dict[int, int] = {}
+        self.cached_free_blocks = 0  # free blocks that the table names
+
+    # -- lookup and reservation of a whole prompt
+
+    def can_allocate(self, seq: Sequence) -> tuple[int, int]:
+        """(blocks found in the prefix cache, free blocks needed to reserve all of `seq`).
+
+        The last block is never looked up, even when it is full, so that at least one token is computed. A hit in the free
+        list saves computing but still uses up a free block.
+        """
+        num_blocks = -(-seq.num_tokens // self.block_size)
+        num_cached, needed = 0, num_blocks
+        if self.caching:
+            for index in range(num_blocks - 1):
+                block = self.hash_to_block.get(seq.hash_of_block_xxh64(index, self.block_size), -1)
+                # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
+                if block == -1 or self.content[block] != seq.block_bytes(index, self.block_size):
+                    break
+                num_cached += 1
+                if self.pool.ref_count[block] > 0:
+                    needed -= 1
+        return num_cached, needed
+
+    def allocate(self, seq: Sequence, num_cached: int) -> None:
+        """Hits first, in order, then new blocks from the head of the free list, up to the whole of `seq`."""
+        assert not seq.block_table, seq.new.id
+        for index in range(num_cached):
+            block = self.hash_to_block[seq.hash_of_block_xxh64(index, self.block_size)]
+            if self.pool.touch(block):
+                self.cached_free_blocks -= 1
+            seq.append_block(block)
+            self.log.block("share", block, seq.request, index)
+        for _ in range(num_cached, -(-seq.num_tokens // self.block_size)):
+            self._allocate_block(seq)
+        seq.num_hashed_blocks = num_cached
+        seq.num_computed_tokens = num_cached * self.block_size
+
+    # -- one more token
+
+    def can_append(self, seq: Sequence) -> bool:
+        return self.pool.num_free >= (seq.num_tokens % self.block_size == 1)
+
+    def may_append(self, seq: Sequence) -> None:
+        """The newest token opens a block: take one for it."""
+        if seq.num_tokens % self.block_size == 1:
+            self._allocate_block(seq)
+
+    def _allocate_block(self, seq: Sequence) -> None:
+        block = self.pool.take_head()
+        old = self.hash[block]
+        if old != NO_HASH:
+            # A twin that holds the same content may own the entry; then it stays.
+            if self.hash_to_block.get(old) == block:
+                del self.hash_to_block[old]
+                self.cached_free_blocks -= 1
+                self.log.block("evict", block, seq.request, None)
+                self.log.decide("evict", seq.request, "reused")
+            self.hash[block] = NO_HASH
+            self.content[block] = b""
+        self.log.block("allocate", block, seq.request, len(seq.block_table))
+        seq.append_block(block)
+
+    # -- after the forward pass
+
+    def hash_blocks(self, seq: Sequence, num_computed: int) -> None:
+        """Register the blocks that are full now that `num_computed` tokens are computed.
+
+        An entry that exists is overwritten: of two sequences that computed the same block the later owns it.
+        """
+        if not self.caching:
+            return
+        full = num_computed // self.block_size
+        for index in range(seq.num_hashed_blocks, full):
+            block = seq.block_table[index]
+            key = seq.hash_of_block_xxh64(index, self.block_size)
+            owner = self.hash_to_block.get(key)
+            if owner is not None and self.pool.ref_count[owner] == 0:
+                self.cached_free_blocks -= 1  # a free twin can no longer be found
+            self.hash[block] = key
+            self.content[block] = seq.block_bytes(index, self.block_size)
+            self.hash_to_block[key] = block
+            self.log.block("cache", block, seq.request, index)
+        seq.num_hashed_blocks = max(full, seq.num_hashed_blocks)
+
+    def deallocate(self, seq: Sequence) -> None:
+        """Release in reverse table order, so that a prefix outlives its tail. Hashes stay until a block is taken again."""
+        for index in range(len(seq.block_table) - 1, -1, -1):
+            block = seq.block_table[index]
+            if self.pool.drop(block):
+                self.pool.put_back(block)
+                if self.hash[block] != NO_HASH and self.hash_to_block.get(self.hash[block]) == block:
+                    self.cached_free_blocks += 1
+                self.log.block("free", block, seq.request, index)
+            else:
+                self.log.block("release", block, seq.request, index)
+        seq.clear_blocks()
+        seq.num_computed_tokens = 0

@@ -1,0 +1,26 @@
+"""The policies by name. A policy is a module with POLICY, DEFAULT_BLOCK_SIZE, NULL_BLOCKS, KNOBS and a Scheduler class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.interface import Scheduler
+from engines.schedulers import nano, vllm
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """What is known of a policy before one is built. `null_blocks` are counted in num_blocks and never usable."""
+
+    policy: str
+    build: Callable[..., Scheduler]
+    default_block_size: int
+    null_blocks: int
+    knobs: tuple[str, ...]
+
+
+SCHEDULERS: dict[str, PolicyInfo] = {
+    "nano": PolicyInfo(nano.POLICY, nano.NanoScheduler, nano.DEFAULT_BLOCK_SIZE, nano.NULL_BLOCKS, nano.KNOBS),
+    "vllm": PolicyInfo(vllm.POLICY, vllm.VllmScheduler, vllm.DEFAULT_BLOCK_SIZE, vllm.NULL_BLOCKS, vllm.KNOBS),
+}

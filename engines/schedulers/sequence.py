@@ -1,0 +1,259 @@
+"""A request inside a scheduler, and the columns that hold the counters of all of them.
+
+A policy reads like the real one (`seq.num_tokens - seq.num_computed_tokens`), while a round of hundreds of decodes touches
+whole columns at once: `Sequence` is a view of one slot of `Columns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from engines.interface import BoolArray, Int64Array, NewRequest, ScheduledBatch
+
+
+class Columns:
+    """Counters of every live sequence of one scheduler: one int64 array a counter, one slot a sequence.
+
+    Owned by one scheduler. `cells` holds a memoryview of each array, since it reads single values as plain ints, cheaply.
+    """
+
+    NAMES = (
+        "request",
+        "num_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_final_tokens",
+        "num_blocks",
+        "num_hashed_blocks",
+    )
+    __slots__ = (*NAMES, "_free_slots", "cells")
+
+    request: Int64Array
+    num_tokens: Int64Array  # known tokens: prompt and generated
+    num_computed_tokens: Int64Array  # tokens whose K and V are, or are being, computed
+    num_prompt_tokens: Int64Array
+    num_final_tokens: Int64Array  # known tokens at which it is finished
+    num_blocks: Int64Array  # length of its block table
+    num_hashed_blocks: Int64Array  # leading blocks of its table that are registered in the prefix cache
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.cells: dict[str, memoryview[int]] = {}
+        for name in self.NAMES:
+            self._set(name, np.zeros(capacity, dtype=np.int64))
+        self._free_slots = list(range(capacity - 1, -1, -1))
+
+    def _set(self, name: str, column: Int64Array) -> None:
+        setattr(self, name, column)
+        self.cells[name] = memoryview(column)  # type: ignore[arg-type]
+
+    def take_slot(self) -> int:
+        if not self._free_slots:
+            old = len(self.request)
+            for name in self.NAMES:
+                self._set(name, np.concatenate([getattr(self, name), np.zeros(old, dtype=np.int64)]))
+            self._free_slots = list(range(2 * old - 1, old - 1, -1))
+        return self._free_slots.pop()
+
+    def give_back(self, slot: int) -> None:
+        self._free_slots.append(slot)
+
+
+class Sequence:
+    """One request in a scheduler. Mutable; owned by that scheduler.
+
+    `block_table` empty is the only mark of "not admitted". Token ids are made when they are first looked at.
+    """
+
+    __slots__ = (
+        "_make",
+        "_token_ids",
+        "block_hashes",
+        "block_table",
+        "cells",
+        "finish_reason",
+        "new",
+        "num_preemptions",
+        "slot",
+    )
+
+    def __init__(self, new: NewRequest, columns: Columns, num_final_tokens: int) -> None:
+        self.new = new
+        self.cells = columns.cells
+        self.slot = slot = columns.take_slot()
+        self.block_table: list[int] = []
+        self.block_hashes: list[Any] = []  # of its leading full blocks, as far as they were asked for
+        self.num_preemptions = 0
+        self.finish_reason: str | None = None
+        self._token_ids: Int64Array | None = None
+        cells = columns.cells
+        cells["request"][slot] = new.request
+        cells["num_tokens"][slot] = cells["num_prompt_tokens"][slot] = new.num_prompt_tokens
+        cells["num_computed_tokens"][slot] = cells["num_blocks"][slot] = cells["num_hashed_blocks"][slot] = 0
+        cells["num_final_tokens"][slot] = num_final_tokens
+
+    @property
+    def request(self) -> int:
+        return self.new.request
+
+    @property
+    def num_tokens(self) -> int:
+        return self.cells["num_tokens"][self.slot]
+
+    @property
+    def num_final_tokens(self) -> int:
+        return self.cells["num_final_tokens"][self.slot]
+
+    @num_final_tokens.setter
+    def num_final_tokens(self, value: int) -> None:
+        self.cells["num_final_tokens"][self.slot] = value
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self.cells["num_computed_tokens"][self.slot]
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self.cells["num_computed_tokens"][self.slot] = value
+
+    @property
+    def num_hashed_blocks(self) -> int:
+        return self.cells["num_hashed_blocks"][self.slot]
+
+    @num_hashed_blocks.setter
+    def num_hashed_blocks(self, value: int) -> None:
+        self.cells["num_hashed_blocks"][self.slot] = value
+
+    def append_block(self, block: int) -> None:
+        self.block_table.append(block)
+        self.cells["num_blocks"][self.slot] += 1
+
+    def clear_blocks(self) -> None:
+        self.block_table = []
+        self.cells["num_blocks"][self.slot] = self.cells["num_hashed_blocks"][self.slot] = 0
+
+    @property
+    def token_ids(self) -> Int64Array:
+        """int64 [prompt + most outputs]; entries from `num_tokens` on are not known yet unless outputs are forced."""
+        if self._token_ids is None:
+            ids = self.new.make_token_ids()
+            if not self.new.forced:
+                ids = np.concatenate([ids, np.full(self.new.num_output_tokens, -1, dtype=np.int64)])
+            assert len(ids) == self.new.num_prompt_tokens + self.new.num_output_tokens, (self.new.id, len(ids))
+            self._token_ids = np.ascontiguousarray(ids, dtype=np.int64)
+        return self._token_ids
+
+    def block_bytes(self, index: int, block_size: int) -> bytes:
+        """The ids of logical block `index` as they are hashed."""
+        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()
+
+    def hash_of_block_xxh64(self, index: int, block_size: int) -> int:
+        """nano-vLLM's hash of full block `index`: xxh64 over the previous block's hash (8 bytes; none for block 0) and the ids."""
+        hashes = self.block_hashes
+        while len(hashes) <= index:
+            previous = hashes[-1].to_bytes(8, "little") if hashes else b""
+            hashes.append(xxhash.xxh64_intdigest(previous + self.block_bytes(len(hashes), block_size)))
+        found: int = hashes[index]
+        return found
+
+    def hash_of_block_xxh128(self, index: int, block_size: int) -> bytes:
+        """Chained 128-bit hash of full block `index`; the adapter is part of it. Only equality matters: it is never shown."""
+        hashes = self.block_hashes
+        while len(hashes) <= index:
+            previous = hashes[-1] if hashes else (self.new.adapter or "").encode()
+            hashes.append(xxhash.xxh3_128_digest(previous + self.block_bytes(len(hashes), block_size)))
+        found: bytes = hashes[index]
+        return found
+
+
+class BlockTables(Seq[list[int]]):
+    """The block tables of a batch, looked up when read, since an engine without a device never reads them."""
+
+    __slots__ = ("_seqs",)
+
+    def __init__(self, seqs: list[Sequence]) -> None:
+        self._seqs = seqs
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def __getitem__(self, index: int) -> list[int]:  # type: ignore[override]
+        return self._seqs[index].block_table
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (seq.block_table for seq in self._seqs)
+
+
+class TokenIds(Seq[Int64Array]):
+    """The token ids of a batch, made when read: a run that never looks at an id never makes one."""
+
+    __slots__ = ("_seqs",)
+
+    def __init__(self, seqs: list[Sequence]) -> None:
+        self._seqs = seqs
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    def __getitem__(self, index: int) -> Int64Array:  # type: ignore[override]
+        return self._seqs[index].token_ids
+
+    def __iter__(self) -> Iterator[Int64Array]:
+        return (seq.token_ids for seq in self._seqs)
+
+
+def slots_of(seqs: list[Sequence]) -> Int64Array:
+    return np.fromiter((seq.slot for seq in seqs), dtype=np.int64, count=len(seqs))
+
+
+def build_batch(
+    columns: Columns,
+    seqs: list[Sequence],
+    slots: Int64Array,
+    start: Int64Array,
+    num_new: Int64Array,
+    was_running: BoolArray | bool,
+    cached: Int64Array,
+) -> ScheduledBatch:
+    """Columns of one round. `start`, `num_new`, `cached`: int64 [len(seqs)]; `slots` are those of `seqs`."""
+    num_tokens = columns.num_tokens[slots]
+    reaches_end = start + num_new == num_tokens
+    return ScheduledBatch(
+        request=columns.request[slots],
+        start=start,
+        num_tokens=num_new,
+        is_decode=was_running & reaches_end & (num_new == 1) & (num_tokens > columns.num_prompt_tokens[slots]),
+        yields_token=reaches_end,
+        cached_tokens=cached,
+        num_blocks=columns.num_blocks[slots],
+        block_tables=BlockTables(seqs),
+        token_ids=TokenIds(seqs),
+    )
+
+
+def append_tokens(
+    columns: Columns, seqs: list[Sequence], slots: Int64Array, batch: ScheduledBatch, sampled: Int64Array | None
+) -> list[int]:
+    """Append one token to each sequence that yields one; return the rows of those that it finishes, in batch order.
+
+    Forced outputs are known already, so appending is counting; `sampled` is written for the others, and may end them early.
+    """
+    rows = None if batch.yields_token.all() else np.flatnonzero(batch.yields_token)
+    yielding = slots if rows is None else slots[rows]
+    if sampled is not None:
+        indices = range(len(slots)) if rows is None else rows.tolist()
+        for token, i in zip(sampled.tolist(), indices, strict=True):
+            seq = seqs[i]
+            if not seq.new.forced:
+                seq.token_ids[seq.num_tokens] = token
+                if token in seq.new.eos_token_ids:
+                    seq.finish_reason = "eos"
+                    seq.num_final_tokens = seq.num_tokens + 1
+    columns.num_tokens[yielding] += 1
+    done = np.flatnonzero(columns.num_tokens[yielding] >= columns.num_final_tokens[yielding])
+    done_rows: list[int] = (done if rows is None else rows[done]).tolist()
+    return done_rows

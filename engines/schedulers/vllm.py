@@ -1,0 +1,441 @@
+"""vLLM V1's scheduling policy: one token budget, the running first, then the waiting; computed tokens chase known tokens.
+
+Pure decisions: no torch, no clock, no I/O. Given the same calls it returns the same rounds.
+Source: vllm 0.33.0, vllm/v1/core/sched/scheduler.py, synchronous scheduling, a text-only decoder with one full-attention
+group. Without: speculative decoding, encoder budgets, KV connectors, structured output, data-parallel throttling.
+Differs from the source: a request that can never fit is refused on arrival (there the front end refuses some, and the rest
+block the queue for ever); and while nobody has to be preempted, the running loop handles all running requests at once (the
+one-by-one loop stands below it and decides the same).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engines.interface import Int64Array, NewRequest, Rejection, Round, SchedulerConfig
+from engines.schedulers.decisions import RoundLog
+from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
+from engines.schedulers.vllm_blocks import VllmBlockManager
+from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
+from traces.errors import BenchctlError
+
+POLICY = "vllm 0.33.0, synchronous"
+DEFAULT_BLOCK_SIZE = 16
+NULL_BLOCKS = 1
+KNOBS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "max_model_len",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "scheduling_policy",
+    "scheduler_reserve_full_isl",
+    "watermark",
+    "max_loras",
+)
+
+
+class VllmScheduler:
+    """A running list, a waiting queue and a block manager. `log_decisions`, `one_by_one`: for measuring and for tests."""
+
+    name = "vllm"
+
+    def __init__(self, config: SchedulerConfig, *, log_decisions: bool = True, one_by_one: bool = False) -> None:
+        check_config(config)
+        self.config = config
+        self.one_by_one = one_by_one
+        self.columns = Columns()
+        self.log = RoundLog(log_decisions)
+        self.blocks = VllmBlockManager(
+            config.num_blocks, config.block_size, config.max_model_len, config.enable_prefix_caching, self.log
+        )
+        self.waiting = PriorityQueue() if config.scheduling_policy == "priority" else FcfsQueue()
+        self.skipped: set[int] = set()  # requests passed over and not admitted since
+        self.running: list[Sequence] = []
+        self._running_slots: Int64Array | None = None  # of `running`; None: it changed
+        self._scheduled: list[Sequence] = []
+        self._slots = slots_of([])
+
+    # -- arrivals
+
+    def add(self, request: NewRequest) -> Rejection | None:
+        """Queue, unless it could never finish here.
+
+        A prompt has to be shorter than max_model_len. Every token but the last is computed, and alone in the pool a request
+        may use all usable blocks. With chunked prefill off it may have to be admitted again, after a preemption, with all
+        tokens but its last, within one budget.
+        """
+        config = self.config
+        if config.max_model_len is not None and request.num_prompt_tokens >= config.max_model_len:
+            return Rejection(
+                request.request, "prompt_too_long", request.num_prompt_tokens, config.max_model_len - 1, "tokens"
+            )
+        computed = self._final_tokens(request) - 1
+        needed, usable = -(-computed // config.block_size), config.num_blocks - NULL_BLOCKS
+        if needed > usable:
+            return Rejection(request.request, "exceeds_pool", needed, usable, "blocks")
+        if not config.enable_chunked_prefill and computed > config.max_num_batched_tokens:
+            return Rejection(request.request, "exceeds_budget", computed, config.max_num_batched_tokens, "tokens")
+        self.enqueue(request)
+        return None
+
+    def enqueue(self, request: NewRequest) -> None:
+        """As the source's scheduler does it: without a look at what can ever fit."""
+        self.waiting.add(Sequence(request, self.columns, self._final_tokens(request)))
+
+    def _final_tokens(self, request: NewRequest) -> int:
+        return self.blocks.clip(request.num_prompt_tokens + request.num_output_tokens)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- a round
+
+    def schedule(self) -> Round:
+        self.log.clear()
+        free_start = self.blocks.pool.num_free
+        # One request alone is never held back for the sake of others; who only waits counts too.
+        threshold = self.config.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
+
+        batch = self._schedule_running_at_once(threshold) or self._schedule_running_one_by_one(threshold)
+        num_running = len(batch.seqs)
+        if self.log.num_preempted:
+            stop_waiting = "preemption"  # blocks just given up are not for newcomers
+        else:
+            stop_waiting = self._schedule_waiting(batch, threshold)
+
+        columns, scheduled = self.columns, batch.seqs
+        if len(scheduled) == num_running and batch.slots is not None:
+            slots, num_new = batch.slots, batch.running_num_new
+        else:
+            slots = (
+                slots_of(scheduled)
+                if batch.slots is None
+                else np.concatenate([batch.slots, slots_of(scheduled[num_running:])])
+            )
+            num_new = np.concatenate([batch.running_num_new, np.array(batch.num_new, dtype=np.int64)])
+        cached = np.full(len(scheduled), -1, dtype=np.int64)
+        cached[num_running:] = batch.cached
+        was_running = np.zeros(len(scheduled), dtype=np.bool_)
+        was_running[:num_running] = True
+        self._scheduled, self._slots = scheduled, slots
+        start = columns.num_computed_tokens[slots]
+        out = build_batch(columns, scheduled, slots, start, num_new, was_running, cached)
+        columns.num_computed_tokens[slots] = start + num_new  # ahead of the model; nothing is rolled back later
+        return Round(
+            batch=out,
+            decisions=self.log.decisions,
+            blocks=self.log.blocks,
+            free_blocks_start=free_start,
+            free_blocks_scheduled=self.blocks.pool.num_free,
+            budget_left=batch.budget,
+            queried_tokens=batch.queried_tokens,
+            stop_waiting=stop_waiting,
+            stop_running=batch.stop_running,
+            num_admitted=len(scheduled) - num_running,
+            num_preempted=self.log.num_preempted,
+            num_evicted=self.log.num_evicted,
+        )
+
+    def _wanted(self, seq: Sequence, num_computed: int, threshold: int, budget: int) -> int:
+        """Tokens for `seq`: what it lacks, at most the threshold, at most the budget."""
+        num_new = seq.num_tokens - num_computed
+        if 0 < threshold < num_new:
+            num_new = threshold
+        return min(num_new, budget)
+
+    def _schedule_running_at_once(self, threshold: int) -> _Batch | None:
+        """All running requests by columns; None where tokens or blocks don't suffice for all of them, or one wants nothing."""
+        if self.one_by_one:
+            return None
+        if self._running_slots is None:
+            self._running_slots = slots_of(self.running)
+        slots, columns, block_size = self._running_slots, self.columns, self.config.block_size
+        computed, known = columns.num_computed_tokens[slots], columns.num_tokens[slots]
+        num_new = known - computed
+        if threshold > 0:
+            num_new = np.minimum(num_new, threshold)
+        budget = self.config.max_num_batched_tokens - int(num_new.sum())
+        if budget < 0 or (
+            self.config.max_model_len is not None and (computed + num_new >= self.config.max_model_len).any()
+        ):
+            return None
+        target = computed + num_new
+        new_blocks = (target + (block_size - 1)) // block_size - columns.num_blocks[slots]
+        if int(new_blocks.sum()) > self.blocks.pool.num_free:
+            return None
+        touched = new_blocks > 0
+        if self.blocks.caching:
+            touched |= target // block_size > columns.num_hashed_blocks[slots]
+        for i in np.flatnonzero(touched).tolist():
+            seq = self.running[i]
+            self.blocks.allocate_slots(seq, int(target[i]))
+            self._log_chunk(seq, int(known[i] - computed[i]), int(num_new[i]), threshold)
+        batch = _Batch(budget)
+        batch.seqs, batch.slots, batch.running_num_new = list(self.running), slots, num_new
+        return batch
+
+    def _schedule_running_one_by_one(self, threshold: int) -> _Batch:
+        """The source's loop. A request that gets no blocks preempts others, and itself if nobody else is left."""
+        config, running, log = self.config, self.running, self.log
+        by_priority = config.scheduling_policy == "priority"
+        budget, stop, i = config.max_num_batched_tokens, "running_empty", 0
+        scheduled: dict[Sequence, int] = {}
+        while i < len(running):
+            if budget == 0:
+                stop = "token_budget"
+                break
+            seq = running[i]
+            num_new = self._wanted(seq, seq.num_computed_tokens, threshold, budget)
+            if config.max_model_len is not None:
+                num_new = min(num_new, config.max_model_len - seq.num_computed_tokens - 1)
+            if num_new == 0:
+                # Not a stop: those behind it are served, against strict first come first served.
+                log.decide("hold", seq.request, "max_model_len", needed=1, available=0, unit="tokens")
+                i += 1
+                continue
+            target = seq.num_computed_tokens + num_new
+            while (needed := self.blocks.blocks_needed(seq, target)) > self.blocks.pool.num_free:
+                if by_priority:
+                    # max() keeps the first of equals in running order; the id breaks no tie here.
+                    victim = max(running, key=lambda other: (other.new.priority, other.new.arrival_s))
+                    place = running.index(victim)
+                    del running[place]
+                    i -= place < i
+                    # Its tokens return to the budget, for those behind: this request's share is settled.
+                    budget += scheduled.pop(victim, 0)
+                else:
+                    victim = running.pop()
+                self._preempt(victim, seq, needed)
+                if victim is seq:
+                    break
+            else:
+                wanted = seq.num_tokens - seq.num_computed_tokens
+                self.blocks.allocate_slots(seq, target)
+                self._log_chunk(seq, wanted, num_new, threshold)
+                scheduled[seq] = num_new
+                budget -= num_new
+                i += 1
+                continue
+            if not by_priority:
+                stop = "self_preempted"
+                break
+            # By priority the next one now stands where this one stood, and is served.
+        batch = _Batch(budget)
+        batch.seqs, batch.stop_running = list(scheduled), stop
+        batch.running_num_new = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
+        return batch
+
+    def _log_chunk(self, seq: Sequence, wanted: int, given: int, threshold: int) -> None:
+        if given < wanted:
+            reason = "long_prefill_token_threshold" if given == threshold else "token_budget"
+            self.log.decide("chunk", seq.request, reason, needed=wanted, available=given, unit="tokens")
+
+    def _preempt(self, victim: Sequence, wanted_by: Sequence, needed: int) -> None:
+        """Everything computed is given up; generated tokens are kept; what its blocks still hold can be hit on return."""
+        itself = victim is wanted_by
+        reason = "lowest_priority" if self.config.scheduling_policy == "priority" else "newest"
+        self.log.decide(
+            "preempt",
+            victim.request,
+            "self" if itself else reason,
+            other=None if itself else wanted_by.request,
+            needed=needed,
+            available=self.blocks.pool.num_free,
+            unit="blocks",
+        )
+        self.blocks.free(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.put_back([victim])
+        self._running_slots = None
+
+    def _schedule_waiting(self, batch: _Batch, threshold: int) -> str:
+        """Admit from the head until tokens, seats or blocks run out; pass over only those whose adapter has no place."""
+        config, log, running = self.config, self.log, self.running
+        adapters = {seq.new.adapter for seq in running if seq.new.adapter} if config.max_loras is not None else set()
+        passed: list[Sequence] = []
+        stop = "waiting_empty"
+        while self.waiting:
+            if batch.budget == 0:
+                stop = "token_budget"
+                break
+            if len(running) >= config.max_num_seqs:
+                stop = "max_num_seqs"
+                break
+            seq = self.waiting.peek()
+            adapter = seq.new.adapter
+            if (
+                config.max_loras is not None
+                and adapter
+                and adapter not in adapters
+                and len(adapters) >= config.max_loras
+            ):
+                log.decide(
+                    "skip",
+                    seq.request,
+                    "max_loras",
+                    needed=len(adapters) + 1,
+                    available=config.max_loras,
+                    unit="adapters",
+                )
+                passed.append(self.waiting.pop())
+                self.skipped.add(seq.request)
+                continue
+            hits = self.blocks.get_computed_blocks(seq)
+            num_cached = len(hits) * config.block_size
+            wanted = seq.num_tokens - num_cached
+            num_new = self._wanted(seq, num_cached, threshold, wanted)
+            if num_new > batch.budget and not config.enable_chunked_prefill:
+                log.decide(
+                    "hold", seq.request, "chunking_disabled", needed=num_new, available=batch.budget, unit="tokens"
+                )
+                stop = "chunking_disabled"
+                break
+            num_new = min(num_new, batch.budget)
+            lacking = self._lacking(seq, num_cached + num_new, hits)
+            if lacking is not None:
+                stop = lacking
+                break
+            kind = "resume" if seq.num_preemptions else "admit"
+            needed, free = self.blocks.blocks_needed(seq, num_cached + num_new, hits), self.blocks.pool.num_free
+            log.decide(kind, seq.request, "fits", needed=needed, available=free, unit="blocks")
+            self._log_chunk(seq, wanted, num_new, threshold)
+            self.waiting.pop()
+            self.skipped.discard(seq.request)
+            self.blocks.allocate_slots(seq, num_cached + num_new, hits)
+            seq.num_computed_tokens = num_cached
+            running.append(seq)
+            self._running_slots = None
+            if adapter:
+                adapters.add(adapter)
+            batch.admit(seq, num_new, num_cached, seq.num_tokens if config.enable_prefix_caching else 0)
+        self.waiting.put_back(passed)
+        return stop
+
+    def _lacking(self, seq: Sequence, num_tokens: int, hits: list[int]) -> str | None:
+        """Why the head gets no blocks, or None where it does. The watermark spares the first to run."""
+        config, blocks = self.config, self.blocks
+        free = blocks.pool.num_free
+        watermark = int(config.watermark * config.num_blocks) if self.running else 0
+        checks = [("blocks", num_tokens)]
+        if config.scheduler_reserve_full_isl:
+            checks.insert(0, ("reserve_full_isl", seq.num_tokens))  # a check, not a reservation
+        for reason, tokens in checks:
+            needed = blocks.blocks_needed(seq, tokens, hits)
+            if needed + watermark > free:
+                reason = reason if needed > free else "watermark"
+                self.log.decide("hold", seq.request, reason, needed=needed + watermark, available=free, unit="blocks")
+                return reason
+        return None
+
+    # -- after the forward pass
+
+    def update(self, round: Round, sampled: Int64Array | None) -> None:
+        """Append, and free at once what is finished, in batch order; seats and blocks are usable in the next round."""
+        finished = append_tokens(self.columns, self._scheduled, self._slots, round.batch, sampled)
+        for i in finished:
+            seq = self._scheduled[i]
+            if seq.finish_reason is None:
+                asked = seq.new.num_prompt_tokens + seq.new.num_output_tokens
+                seq.finish_reason = "max_tokens" if seq.num_tokens >= asked else "length_capped"
+            self.log.decide("finish", seq.request, seq.finish_reason)
+            round.finished.append((seq.request, seq.finish_reason))
+            self.blocks.free(seq)
+            self.columns.give_back(seq.slot)
+        if finished:
+            self.running = [seq for seq in self.running if seq.finish_reason is None]
+            self._running_slots = None
+        round.free_blocks_end = self.blocks.pool.num_free
+        round.cached_free_blocks = self.blocks.cached_free_blocks
+        round.waiting, round.running, round.skipped = len(self.waiting), len(self.running), len(self.skipped)
+
+    # -- looking in
+
+    def waiting_requests(self) -> list[int]:
+        return [seq.request for seq in self.waiting.in_order()]
+
+    def running_requests(self) -> list[int]:
+        return [seq.request for seq in self.running]
+
+    def free_list(self) -> list[int]:
+        return list(self.blocks.pool.free)
+
+    def hashed_blocks(self) -> list[int]:
+        return sorted(block for block, key in enumerate(self.blocks.hash) if key is not None)
+
+    def block_table(self, request: int) -> list[int]:
+        return next((list(s.block_table) for s in self.running if s.request == request), [])
+
+
+class _Batch:
+    """A round's work while it is gathered: the running requests by column, then the admissions one by one."""
+
+    __slots__ = ("budget", "cached", "num_new", "queried_tokens", "running_num_new", "seqs", "slots", "stop_running")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.seqs: list[Sequence] = []
+        self.slots: Int64Array | None = None
+        self.running_num_new = np.empty(0, dtype=np.int64)
+        self.num_new: list[int] = []
+        self.cached: list[int] = []
+        self.queried_tokens = 0
+        self.stop_running = "running_empty"
+
+    def admit(self, seq: Sequence, num_new: int, num_cached: int, queried: int) -> None:
+        self.seqs.append(seq)
+        self.num_new.append(num_new)
+        self.cached.append(num_cached)
+        self.budget -= num_new
+        self.queried_tokens += queried
+
+
+def check_config(config: SchedulerConfig) -> None:
+    """vLLM's own checks at start, and those without which nothing could ever be scheduled."""
+    usable = config.num_blocks - NULL_BLOCKS
+    if usable < 1:
+        raise BenchctlError(
+            f"--num-blocks {config.num_blocks} leaves vllm no usable block",
+            fix="give 2 or more: block 0 is its null block",
+        )
+    for flag, value in (
+        ("--block-size", config.block_size),
+        ("--max-num-seqs", config.max_num_seqs),
+        ("--max-num-batched-tokens", config.max_num_batched_tokens),
+    ):
+        if value < 1:
+            raise BenchctlError(f"{flag} is {value}", fix=f"give {flag} 1 or more")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise BenchctlError(
+            f"vllm needs --max-num-batched-tokens ({config.max_num_batched_tokens}) >= --max-num-seqs ({config.max_num_seqs})",
+            fix=f"--max-num-seqs {config.max_num_batched_tokens}",
+        )
+    length = config.max_model_len
+    if length is not None and length < 2:
+        raise BenchctlError(f"--max-model-len is {length}", fix="give 2 or more: a prompt has to be shorter than it")
+    if length is not None and config.long_prefill_token_threshold > length:
+        raise BenchctlError(
+            f"vllm needs --long-prefill-token-threshold ({config.long_prefill_token_threshold}) <= --max-model-len ({length})",
+            fix=f"--long-prefill-token-threshold {length}, or 0 for none",
+        )
+    if length is not None and not config.enable_chunked_prefill and config.max_num_batched_tokens < length:
+        raise BenchctlError(
+            f"without chunked prefill vllm needs --max-num-batched-tokens ({config.max_num_batched_tokens}) >= --max-model-len ({length})",
+            fix=f"--max-num-batched-tokens {length}, or --enable-chunked-prefill",
+        )
+    if config.long_prefill_token_threshold < 0:
+        raise BenchctlError(
+            f"--long-prefill-token-threshold is {config.long_prefill_token_threshold}",
+            fix="0 for none, or a number of tokens",
+        )
+    if config.scheduling_policy not in ("fcfs", "priority"):
+        raise BenchctlError(f"--scheduling-policy is {config.scheduling_policy!r}", fix="fcfs or priority")
+    if not 0 <= config.watermark < 1:
+        raise BenchctlError(
+            f"--watermark is {config.watermark}", fix="a fraction of the pool, from 0 up to but not including 1"
+        )
+    if config.max_loras is not None and config.max_loras < 1:
+        raise BenchctlError(f"--max-loras is {config.max_loras}", fix="give 1 or more, or leave it out for no limit")
