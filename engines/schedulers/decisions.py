@@ -111,8 +111,6 @@ class RoundLog:
     ) -> None:
         if kind == "preempt":
             self.num_preempted += 1
-        elif kind == "evict":
-            self.num_evicted += 1
         if self.enabled:
             self.decisions.append((self.order, kind, request, other, reason, needed, available, unit))
             self.order += 1
@@ -121,3 +119,19 @@ class RoundLog:
         if self.enabled:
             self.blocks.append((self.order, block, event, request, index))
             self.order += 1
+
+    def evict(self, block: int, request: int) -> None:
+        """A cached block is taken by `request`: as an event of the block and as a decision."""
+        self.num_evicted += 1
+        if self.enabled:
+            order = self.order
+            self.blocks.append((order, block, "evict", request, None))
+            self.decisions.append((order + 1, "evict", request, None, "reused", None, None, None))
+            self.order = order + 2
+
+    def blocks_in_table(self, event: str, table: list[int], request: int, first: int, end: int) -> None:
+        """The same event for the logical blocks first..end-1 of one table."""
+        if self.enabled:
+            order = self.order - first
+            self.blocks += [(order + index, table[index], event, request, index) for index in range(first, end)]
+            self.order += end - first

@@ -37,10 +37,10 @@ class NanoBlockManager:
         num_blocks = -(-seq.num_tokens // self.block_size)
         num_cached, needed = 0, num_blocks
         if self.caching:
-            for index in range(num_blocks - 1):
-                block = self.hash_to_block.get(seq.hash_of_block_xxh64(index, self.block_size), -1)
+            for index, key in enumerate(seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]):
+                block = self.hash_to_block.get(key)
                 # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
-                if block == -1 or self.content[block] != seq.block_bytes(index, self.block_size):
+                if block is None or self.content[block] != seq.block_bytes(index, self.block_size):
                     break
                 num_cached += 1
                 if self.pool.ref_count[block] > 0:
@@ -50,14 +50,12 @@ class NanoBlockManager:
     def allocate(self, seq: Sequence, num_cached: int) -> None:
         """Hits first, in order, then new blocks from the head of the free list, up to the whole of `seq`."""
         assert not seq.block_table, seq.new.id
-        for index in range(num_cached):
-            block = self.hash_to_block[seq.hash_of_block_xxh64(index, self.block_size)]
-            if self.pool.touch(block):
-                self.cached_free_blocks -= 1
-            seq.append_block(block)
-            self.log.block("share", block, seq.request, index)
-        for _ in range(num_cached, -(-seq.num_tokens // self.block_size)):
-            self._allocate_block(seq)
+        hits = [self.hash_to_block[key] for key in seq.hashes_xxh64(num_cached, self.block_size)[:num_cached]]
+        for block in hits:
+            self.cached_free_blocks -= self.pool.touch(block)
+        seq.grow_table(hits)
+        self.log.blocks_in_table("share", seq.block_table, seq.request, 0, num_cached)
+        self._allocate_blocks(seq, -(-seq.num_tokens // self.block_size) - num_cached)
         seq.num_hashed_blocks = num_cached
         seq.num_computed_tokens = num_cached * self.block_size
 
@@ -69,22 +67,26 @@ class NanoBlockManager:
     def may_append(self, seq: Sequence) -> None:
         """The newest token opens a block: take one for it."""
         if seq.num_tokens % self.block_size == 1:
-            self._allocate_block(seq)
+            self._allocate_blocks(seq, 1)
 
-    def _allocate_block(self, seq: Sequence) -> None:
-        block = self.pool.take_head()
-        old = self.hash[block]
-        if old != NO_HASH:
-            # A twin that holds the same content may own the entry; then it stays.
-            if self.hash_to_block.get(old) == block:
-                del self.hash_to_block[old]
-                self.cached_free_blocks -= 1
-                self.log.block("evict", block, seq.request, None)
-                self.log.decide("evict", seq.request, "reused")
-            self.hash[block] = NO_HASH
-            self.content[block] = b""
-        self.log.block("allocate", block, seq.request, len(seq.block_table))
-        seq.append_block(block)
+    def _allocate_blocks(self, seq: Sequence, count: int) -> None:
+        """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
+        log, request, index, taken = self.log, seq.request, len(seq.block_table), []
+        for _ in range(count):
+            block = self.pool.take_head()
+            old = self.hash[block]
+            if old != NO_HASH:
+                # A twin that holds the same content may own the entry; then it stays.
+                if self.hash_to_block.get(old) == block:
+                    del self.hash_to_block[old]
+                    self.cached_free_blocks -= 1
+                    log.evict(block, request)
+                self.hash[block] = NO_HASH
+                self.content[block] = b""
+            log.block("allocate", block, request, index)
+            taken.append(block)
+            index += 1
+        seq.grow_table(taken)
 
     # -- after the forward pass
 
@@ -95,29 +97,32 @@ class NanoBlockManager:
         """
         if not self.caching:
             return
-        full = num_computed // self.block_size
-        for index in range(seq.num_hashed_blocks, full):
-            block = seq.block_table[index]
-            key = seq.hash_of_block_xxh64(index, self.block_size)
+        first, full = seq.num_hashed_blocks, num_computed // self.block_size
+        if full <= first:
+            return
+        hashes = seq.hashes_xxh64(full, self.block_size)
+        for index in range(first, full):
+            block, key = seq.block_table[index], hashes[index]
             owner = self.hash_to_block.get(key)
             if owner is not None and self.pool.ref_count[owner] == 0:
                 self.cached_free_blocks -= 1  # a free twin can no longer be found
             self.hash[block] = key
             self.content[block] = seq.block_bytes(index, self.block_size)
             self.hash_to_block[key] = block
-            self.log.block("cache", block, seq.request, index)
-        seq.num_hashed_blocks = max(full, seq.num_hashed_blocks)
+        self.log.blocks_in_table("cache", seq.block_table, seq.request, first, full)
+        seq.num_hashed_blocks = full
 
     def deallocate(self, seq: Sequence) -> None:
         """Release in reverse table order, so that a prefix outlives its tail. Hashes stay until a block is taken again."""
+        log, request = self.log, seq.request
         for index in range(len(seq.block_table) - 1, -1, -1):
             block = seq.block_table[index]
             if self.pool.drop(block):
                 self.pool.put_back(block)
                 if self.hash[block] != NO_HASH and self.hash_to_block.get(self.hash[block]) == block:
                     self.cached_free_blocks += 1
-                self.log.block("free", block, seq.request, index)
+                log.block("free", block, request, index)
             else:
-                self.log.block("release", block, seq.request, index)
+                log.block("release", block, request, index)
         seq.clear_blocks()
         seq.num_computed_tokens = 0

@@ -6,7 +6,7 @@ whole columns at once: `Sequence` is a view of one slot of `Columns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 import xxhash
 
 from engines.interface import BoolArray, Int64Array, NewRequest, ScheduledBatch
+
+ID_BYTES = 8
 
 
 class Columns:
@@ -128,9 +130,9 @@ class Sequence:
     def num_hashed_blocks(self, value: int) -> None:
         self.cells["num_hashed_blocks"][self.slot] = value
 
-    def append_block(self, block: int) -> None:
-        self.block_table.append(block)
-        self.cells["num_blocks"][self.slot] += 1
+    def grow_table(self, blocks: Iterable[int]) -> None:
+        self.block_table.extend(blocks)
+        self.cells["num_blocks"][self.slot] = len(self.block_table)
 
     def clear_blocks(self) -> None:
         self.block_table = []
@@ -148,26 +150,42 @@ class Sequence:
         return self._token_ids
 
     def block_bytes(self, index: int, block_size: int) -> bytes:
-        """The ids of logical block `index` as they are hashed."""
-        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()
+        """The ids of logical block `index` as they are hashed: signed 64-bit, little endian."""
+        size = block_size * ID_BYTES
+        return bytes(self._bytes[index * size : (index + 1) * size])
 
-    def hash_of_block_xxh64(self, index: int, block_size: int) -> int:
-        """nano-vLLM's hash of full block `index`: xxh64 over the previous block's hash (8 bytes; none for block 0) and the ids."""
-        hashes = self.block_hashes
-        while len(hashes) <= index:
+    @property
+    def _bytes(self) -> memoryview[int]:
+        return memoryview(self.token_ids).cast("B")  # type: ignore[arg-type]
+
+    def hashes_xxh64(self, num_blocks: int, block_size: int) -> list[int]:
+        """nano-vLLM's hashes of the first `num_blocks` full blocks, and perhaps of more.
+
+        xxh64 over the previous block's hash (8 bytes, little endian; none for block 0) and the block's ids.
+        """
+        hashes: list[int] = self.block_hashes
+        if len(hashes) < num_blocks:
+            data, size, digest = self._bytes, block_size * ID_BYTES, xxhash.xxh64_intdigest
             previous = hashes[-1].to_bytes(8, "little") if hashes else b""
-            hashes.append(xxhash.xxh64_intdigest(previous + self.block_bytes(len(hashes), block_size)))
-        found: int = hashes[index]
-        return found
+            for at in range(len(hashes) * size, num_blocks * size, size):
+                key = digest(previous + data[at : at + size])
+                hashes.append(key)
+                previous = key.to_bytes(8, "little")
+        return hashes
 
-    def hash_of_block_xxh128(self, index: int, block_size: int) -> bytes:
-        """Chained 128-bit hash of full block `index`; the adapter is part of it. Only equality matters: it is never shown."""
-        hashes = self.block_hashes
-        while len(hashes) <= index:
+    def hashes_xxh128(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Chained 128-bit hashes of the first `num_blocks` full blocks, and perhaps of more; the adapter is part of them.
+
+        vLLM lets one choose the function; only equality matters here, so any without collisions decides the same.
+        """
+        hashes: list[bytes] = self.block_hashes
+        if len(hashes) < num_blocks:
+            data, size, digest = self._bytes, block_size * ID_BYTES, xxhash.xxh3_128_digest
             previous = hashes[-1] if hashes else (self.new.adapter or "").encode()
-            hashes.append(xxhash.xxh3_128_digest(previous + self.block_bytes(len(hashes), block_size)))
-        found: bytes = hashes[index]
-        return found
+            for at in range(len(hashes) * size, num_blocks * size, size):
+                previous = digest(previous + data[at : at + size])
+                hashes.append(previous)
+        return hashes
 
 
 class BlockTables(Seq[list[int]]):

@@ -166,7 +166,7 @@ class VllmScheduler:
         new_blocks = (target + (block_size - 1)) // block_size - columns.num_blocks[slots]
         if int(new_blocks.sum()) > self.blocks.pool.num_free:
             return None
-        touched = new_blocks > 0
+        touched = (new_blocks > 0) | (target < known)  # takes a block, or is a chunk
         if self.blocks.caching:
             touched |= target // block_size > columns.num_hashed_blocks[slots]
         for i in np.flatnonzero(touched).tolist():

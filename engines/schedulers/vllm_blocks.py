@@ -34,8 +34,9 @@ class VllmBlockManager:
         """The longest cached prefix, its last token left out: that one is always computed. Changes nothing."""
         hits: list[int] = []
         if self.caching:
-            for index in range((seq.num_tokens - 1) // self.block_size):
-                copies = self.cached.get(seq.hash_of_block_xxh128(index, self.block_size))
+            num_blocks = (seq.num_tokens - 1) // self.block_size
+            for key in seq.hashes_xxh128(num_blocks, self.block_size)[:num_blocks]:
+                copies = self.cached.get(key)
                 if copies is None:
                     break
                 hits.append(copies[0])
@@ -54,56 +55,68 @@ class VllmBlockManager:
 
         Full blocks become findable here, before the model has run: a later admission of the same round can hit them.
         """
-        for index, block in enumerate(hits):
-            if self.pool.touch(block):
-                self.cached_free_blocks -= 1
-            seq.append_block(block)
-            self.log.block("share", block, seq.request, index)
         if hits:
+            for block in hits:
+                self.cached_free_blocks -= self.pool.touch(block)
+            seq.grow_table(hits)
             seq.num_hashed_blocks = len(hits)
-        for _ in range(-(-self.clip(num_tokens) // self.block_size) - len(seq.block_table)):
-            self._take(seq)
+            self.log.blocks_in_table("share", seq.block_table, seq.request, 0, len(hits))
+        missing = -(-self.clip(num_tokens) // self.block_size) - len(seq.block_table)
+        if missing > 0:
+            self._take(seq, missing)
         if self.caching:
             self._cache_full_blocks(seq, min(num_tokens, seq.num_tokens) // self.block_size)
 
-    def _take(self, seq: Sequence) -> None:
-        block = self.pool.take_head()
-        old = self.hash[block]
-        if old is not None:
-            copies = self.cached[old]
-            copies.remove(block)
-            if not copies:
-                del self.cached[old]
-            self.hash[block] = None
-            self.cached_free_blocks -= 1
-            self.log.block("evict", block, seq.request, None)
-            self.log.decide("evict", seq.request, "reused")
-        self.log.block("allocate", block, seq.request, len(seq.block_table))
-        seq.append_block(block)
+    def _take(self, seq: Sequence, count: int) -> None:
+        """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
+        log, request, index, taken = self.log, seq.request, len(seq.block_table), []
+        for _ in range(count):
+            block = self.pool.take_head()
+            old = self.hash[block]
+            if old is not None:
+                copies = self.cached[old]
+                if len(copies) == 1:
+                    del self.cached[old]
+                else:
+                    copies.remove(block)
+                self.hash[block] = None
+                self.cached_free_blocks -= 1
+                log.evict(block, request)
+            log.block("allocate", block, request, index)
+            taken.append(block)
+            index += 1
+        seq.grow_table(taken)
 
     def _cache_full_blocks(self, seq: Sequence, full: int) -> None:
-        for index in range(seq.num_hashed_blocks, full):
-            block = seq.block_table[index]
-            key = seq.hash_of_block_xxh128(index, self.block_size)
+        first = seq.num_hashed_blocks
+        if full <= first:
+            return
+        table, hashes = seq.block_table, seq.hashes_xxh128(full, self.block_size)
+        for index in range(first, full):
+            block, key = table[index], hashes[index]
             self.hash[block] = key
-            self.cached.setdefault(key, []).append(block)
-            self.log.block("cache", block, seq.request, index)
-        if full > seq.num_hashed_blocks:
-            seq.num_hashed_blocks = full
+            copies = self.cached.get(key)
+            if copies is None:
+                self.cached[key] = [block]
+            else:
+                copies.append(block)
+        self.log.blocks_in_table("cache", table, seq.request, first, full)
+        seq.num_hashed_blocks = full
 
     def free(self, seq: Sequence) -> None:
         """Release in reverse table order. Blocks with a hash go to the back of the queue, those without to the front."""
+        log, request, pool, table = self.log, seq.request, self.pool, seq.block_table
         unhashed: list[int] = []
-        for index in range(len(seq.block_table) - 1, -1, -1):
-            block = seq.block_table[index]
-            if not self.pool.drop(block):
-                self.log.block("release", block, seq.request, index)
+        for index in range(len(table) - 1, -1, -1):
+            block = table[index]
+            if not pool.drop(block):
+                log.block("release", block, request, index)
                 continue
-            self.log.block("free", block, seq.request, index)
+            log.block("free", block, request, index)
             if self.hash[block] is None:
                 unhashed.append(block)
             else:
-                self.pool.put_back(block)
+                pool.put_back(block)
                 self.cached_free_blocks += 1
-        self.pool.put_front(unhashed)
+        pool.put_front(unhashed)
         seq.clear_blocks()
