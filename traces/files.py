@@ -1,0 +1,144 @@
+"""The bytes of a trace file as numbered lines, and where the bundled traces are.
+
+Knows gzip (by content), BOM, CRLF, blank lines and a missing final line end; knows nothing of rows. Every fault of the
+file itself (missing, unreadable, a Git LFS pointer, another format) is a BenchctlError here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import IO, cast
+
+from traces.errors import BenchctlError
+
+GZIP_MAGIC = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+LFS_POINTER = b"version https://git-lfs"
+OTHER_FORMATS: dict[bytes, str] = {
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+def bundled_traces() -> list[str]:
+    """Names of the traces that are part of the package, such as `sharegpt.jsonl`, sorted."""
+    return sorted(entry.name for entry in resources.files("traces").iterdir() if entry.name.endswith(".jsonl"))
+
+
+def resolve(path: str | Path) -> tuple[Path, str | None]:
+    """The file meant by `path`, and a note where that is the bundled trace of this name.
+
+    Only a bare name or a relative path below `traces/` falls back to the package: another folder's missing file is
+    never replaced. Raises BenchctlError.
+    """
+    given = Path(path)
+    if os.path.lexists(given):
+        return given, None
+    parts = given.parts[1:] if given.parts[:1] == ("traces",) else given.parts
+    if parts and not given.is_absolute() and ".." not in parts and (len(parts) == 1 or parts != given.parts):
+        packaged = resources.files("traces").joinpath(*parts)
+        if packaged.is_file() and parts[-1].endswith(".jsonl"):
+            # A package on disk, which pip always makes, gives real paths.
+            return Path(str(packaged)), f"{given} does not exist here: the bundled trace of this name is used"
+    names = ", ".join(f"traces/{name}" for name in bundled_traces()) or "none"
+    raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled traces: {names}")
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(size in bytes, mtime in ns) of a regular, readable file. Raises BenchctlError."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _os_fault(error, path) from None
+    if stat.S_ISDIR(status.st_mode):
+        raise BenchctlError(f"{path} is a folder", fix="name one trace file in it")
+    if not stat.S_ISREG(status.st_mode):
+        raise BenchctlError(f"{path} is no regular file", fix="save it to a file first: a trace is read more than once")
+    return status.st_size, status.st_mtime_ns
+
+
+def open_bytes(path: Path) -> tuple[IO[bytes], bool]:
+    """(the file, unpacked where its content is gzip; whether it is). Raises BenchctlError."""
+    file_stamp(path)
+    try:
+        raw = io.BufferedReader(io.FileIO(path), buffer_size=1 << 18)
+    except OSError as error:
+        raise _os_fault(error, path) from None
+    if raw.peek(2)[:2] == GZIP_MAGIC:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw)), True
+    return raw, False
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, int, bytes, bool]]:
+    """(line from 1, its byte offset in the unpacked file, its bytes without blanks around, whether a line end followed).
+
+    Blank lines are numbered and left out. Holds one line at a time. Raises BenchctlError.
+    """
+    source, _ = open_bytes(path)
+    number = offset = 0
+    try:
+        while True:
+            line = source.readline()
+            if not line:
+                return
+            number += 1
+            start, offset = offset, offset + len(line)
+            if number == 1:
+                if line.startswith(BOM):
+                    line = line[len(BOM) :]
+                    start += len(BOM)
+                _refuse_other_formats(line, path)
+            text = line.strip()
+            if text:
+                yield number, start, text, line.endswith(b"\n")
+    except EOFError:
+        raise BenchctlError("the gzip file is cut off", where=f"{path}, after line {number}", fix=_AGAIN) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise BenchctlError(f"damaged gzip: {error}", where=f"{path}, after line {number}", fix=_AGAIN) from None
+    except OSError as error:
+        raise _os_fault(error, path) from None
+    finally:
+        source.close()
+
+
+_AGAIN = "fetch the file again: it is not whole"
+
+
+def _refuse_other_formats(line: bytes, path: Path) -> None:
+    if line.startswith(LFS_POINTER):
+        raise BenchctlError(
+            "this is a Git LFS pointer, not the trace", where=str(path), fix="git lfs pull, or download the file itself"
+        )
+    for magic, name in OTHER_FORMATS.items():
+        if line.startswith(magic):
+            raise BenchctlError(
+                f"this is a {name} file, not JSON lines",
+                where=str(path),
+                fix="convert it to JSON lines (gzip may stay)",
+            )
+    if b"\x00" in line[:4096]:
+        raise BenchctlError("this is a binary file", where=str(path), fix="a trace has one JSON object on each line")
+    if line.lstrip().startswith(b"["):
+        raise BenchctlError(
+            "this is a JSON array", where=f"{path}, line 1", fix="write one object on each line, without brackets"
+        )
+
+
+def _os_fault(error: OSError, path: Path) -> BenchctlError:
+    if isinstance(error, FileNotFoundError):
+        return BenchctlError(f"no such trace: {path}", fix="check the path")
+    if isinstance(error, PermissionError):
+        return BenchctlError(f"no permission to read {path}", fix=f"chmod +r {path}, or run as its owner")
+    return BenchctlError(f"cannot read {path}: {error.strerror or error}", fix="check the file and its disk")

@@ -1,0 +1,205 @@
+"""Open a trace: one pass that checks everything, then as many lazy readings as are wanted.
+
+`open_trace` raises a BenchctlError that names file, line, key and cure before anything runs. After it a Trace holds a
+few numbers for each row (its time, and for carry parents its place), never the rows. Knows no engine and no clock.
+The format: docs/traces.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from traces import rows
+from traces.errors import BenchctlError
+from traces.files import file_stamp, open_bytes, read_lines, resolve
+from traces.header import Header, is_header
+from traces.request import Request
+from traces.scan import Scan
+
+__all__ = ["Header", "Trace", "due_round", "open_trace"]
+
+MAX_SORT_BYTES = 256 << 20  # an unsorted file up to this size is sorted in memory
+
+
+def open_trace(path: str | Path, *, skip_bad: bool = False, strict: bool = False) -> Trace:
+    """Check the whole file and return it, ready to be read.
+
+    `skip_bad`: rows with a fault are left out and counted instead of stopping at the first one. `strict`: unknown keys
+    are a fault. A bundled trace is found by its name from anywhere. Raises BenchctlError.
+    """
+    file, note = resolve(path)
+    stamp = file_stamp(file)
+    scan = Scan(file, skip_bad=skip_bad, strict=strict)
+    scan.read()
+    return Trace(file, scan, stamp, [note] if note else [])
+
+
+def due_round(request: Request, round_seconds: float = 1.0) -> int:
+    """The round, from 1, that a request is due before under `--clock rounds`.
+
+    Its `arrival_round`, else 1 + floor(arrival_s / round_seconds), else 1.
+    """
+    if request.arrival_round is not None:
+        return request.arrival_round
+    return 1 + _whole_rounds(request.arrival_s or 0.0, round_seconds)
+
+
+class Trace:
+    """An opened trace. `requests` may be called any number of times; the file must not change in between.
+
+    `sha256` is that of the canonical form: the header (where it is not all defaults) and every good row in file order,
+    each as one compact JSON line with canonical keys and units, no nulls and no defaults. So gzip, line ends, key order
+    and aliases do not change it.
+    `num_sessions` counts distinct `session` values; `span_s` is the last arrival minus the first, 0 without arrivals.
+    """
+
+    def __init__(self, path: Path, scan: Scan, stamp: tuple[int, int], notes: list[str]) -> None:
+        self.path = path
+        self.header = scan.header
+        self.name = scan.header.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
+        self.sha256 = scan.sha256
+        self.num_requests = scan.num_rows
+        self.num_bad = len(scan.bad_lines)
+        self.num_sessions = scan.num_sessions
+        self.span_s = scan.span_s
+        self.all_have_arrival_s = scan.num_timed == scan.num_rows
+        self.any_arrival_round = scan.any_arrival_round
+        self.has_text = scan.has_text
+        self.notes = notes + scan.notes
+        self._stamp = stamp
+        self._bytes = scan.num_bytes
+        self._is_gzip = scan.is_gzip
+        self._bad_lines = frozenset(scan.bad_lines)
+        self._has_unknown_keys = bool(scan.decoder.unknown)
+        self._times = np.frombuffer(scan.times, dtype=np.float64)  # [num_requests], file order
+        self._rounds = np.frombuffer(scan.rounds, dtype=np.int64) if scan.any_arrival_round else None  # 0: none
+        self._descent = scan.descent
+        self._implied_parents = scan.implied_parents
+        self._places = scan.carry_places()
+        self._handle: IO[bytes] | None = None
+        self._parent_lines: dict[str, bytes] | None = None
+        if self._descent and not self.any_arrival_round:
+            self._time_order()  # refuse or say so now, before anything runs
+
+    def requests(self, order: Literal["time", "round"] = "time", round_seconds: float = 1.0) -> Iterator[Request]:
+        """The requests, read anew from the file.
+
+        `order="time"`: by `arrival_s`, ties in file order; a row without one follows the row above it.
+        `order="round"`: by (`due_round`, file order), for `--clock rounds`, where a descent of times is no fault.
+        Raises BenchctlError where an unsorted file is too large to sort, or the file has changed since it was opened.
+        """
+        if order == "time":
+            positions = self._time_order()
+        else:
+            positions = self._round_order(round_seconds)
+        return self._file_order() if positions is None else self._in_order(positions)
+
+    def by_id(self, id: str) -> Request:
+        """The request of this id. Only ids that a `carry` names can be asked for. Raises KeyError for others."""
+        index, line, offset = self._places[id]
+        if self._is_gzip:
+            if self._parent_lines is None:
+                self._parent_lines = self._read_parent_lines()
+            text = self._parent_lines[id]
+        else:
+            if self._handle is None:
+                self._check_unchanged()
+                self._handle, _ = open_bytes(self.path)
+            self._handle.seek(offset)
+            text = self._handle.readline().strip()
+        return self._request(self._decoder().decode(text), index, line)
+
+    def is_carry_parent(self, id: str) -> bool:
+        """Whether some row carries tokens of this one."""
+        return id in self._places
+
+    def _decoder(self) -> rows.RowDecoder:
+        return rows.RowDecoder(lenient=self._has_unknown_keys)
+
+    def _request(self, row: rows.Row, index: int, line: int) -> Request:
+        rows.normalize(row)
+        parents = row.parents or ()
+        if not parents and index in self._implied_parents:
+            parents = (self._implied_parents[index],)
+        return rows.to_request(row, index=index, line=line, parents=parents)
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        """(index, line, bytes) of the good rows, in file order."""
+        self._check_unchanged()
+        index = 0
+        first = True
+        for line, _, text, _ in read_lines(self.path):
+            if first:
+                first = False
+                if is_header(text):
+                    continue
+            if line not in self._bad_lines:
+                yield index, line, text
+                index += 1
+
+    def _file_order(self) -> Iterator[Request]:
+        decoder = self._decoder()
+        for index, line, text in self._lines():
+            yield self._request(decoder.decode(text), index, line)
+
+    def _in_order(self, positions: npt.NDArray[np.int64]) -> Iterator[Request]:
+        decoder = self._decoder()
+        held = [(line, text) for _, line, text in self._lines()]
+        for index in positions.tolist():
+            line, text = held[index]
+            yield self._request(decoder.decode(text), index, line)
+
+    def _time_order(self) -> npt.NDArray[np.int64] | None:
+        if self._descent is None:
+            return None
+        line, before, after = self._descent
+        self._refuse_large_sort(f"line {line}: arrival_s goes back from {before:g} to {after:g}", line)
+        note = f"not in time order (line {line}: arrival_s goes back from {before:g} to {after:g}): sorted on load"
+        if note not in self.notes:
+            self.notes.append(note)
+        return np.argsort(self._times, kind="stable")
+
+    def _round_order(self, round_seconds: float) -> npt.NDArray[np.int64] | None:
+        if not round_seconds >= 1e-9:
+            raise BenchctlError(f"a round of {round_seconds} s", fix="--round-seconds must be at least 1e-9")
+        by_time = [1 + _whole_rounds(t, round_seconds) for t in self._times.tolist()]
+        rounds = np.array([min(r, 2**62) for r in by_time], dtype=np.int64)
+        if self._rounds is not None:
+            rounds = np.where(self._rounds > 0, self._rounds, rounds)
+        falls = np.flatnonzero(np.diff(rounds) < 0)
+        if not len(falls):
+            return None
+        row = int(falls[0]) + 1
+        self._refuse_large_sort(
+            f"data row {row} is due in round {rounds[row]}, the one above it in {rounds[row - 1]}", 0
+        )
+        return np.argsort(rounds, kind="stable")
+
+    def _refuse_large_sort(self, what: str, line: int) -> None:
+        if self._bytes > MAX_SORT_BYTES:
+            raise BenchctlError(
+                f"{what}: not in order, and too large to sort in memory "
+                f"({self._bytes / 2**20:.0f} MB, limit {MAX_SORT_BYTES >> 20} MB)",
+                where=f"{self.path}, line {line}" if line else str(self.path),
+                fix=f"benchctl trace sort {self.path}",
+            )
+
+    def _read_parent_lines(self) -> dict[str, bytes]:
+        wanted = {line: id for id, (_, line, _) in self._places.items()}
+        return {wanted[line]: text for _, line, text in self._lines() if line in wanted}
+
+    def _check_unchanged(self) -> None:
+        if file_stamp(self.path) != self._stamp:
+            raise BenchctlError("the trace changed after it was checked", where=str(self.path), fix="start again")
+
+
+def _whole_rounds(seconds: float, round_seconds: float) -> int:
+    quotient = seconds / round_seconds
+    nearest = round(quotient)
+    # 0.3 s are three rounds of 0.1 s, though 0.3 / 0.1 is 2.9999999999999996 in binary.
+    return nearest if abs(nearest - quotient) <= 1e-12 * max(1.0, quotient) else int(quotient)

@@ -1,0 +1,290 @@
+"""The checking pass over a trace file: every fault, the sums of the whole, and the few numbers kept for each row.
+
+Streams: holds one line, and for each row its id, its time and its length until the pass is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from pathlib import Path
+from typing import Any
+
+from traces.errors import BenchctlError
+from traces.files import open_bytes, read_lines
+from traces.header import Header, decode_header, is_header
+from traces.rows import (
+    BlockCountFault,
+    Row,
+    RowDecoder,
+    RowFault,
+    canonical_line,
+    check,
+    normalize,
+    prompt_tokens,
+    resolved_output_length,
+)
+
+MAX_EXAMPLES = 5
+TICK_NOTE_ROWS = 1000  # below this many rows equal times are a scenario, not a coarse clock
+DAY_S = 86400.0
+
+
+class Scan:
+    """One pass, once: `read`, then look. Mutable, owned by `open_trace`."""
+
+    def __init__(self, path: Path, *, skip_bad: bool, strict: bool) -> None:
+        self.path = path
+        self.skip_bad = skip_bad
+        self.strict = strict
+        self.header = Header()
+        self.decoder = RowDecoder(strict=strict)
+        self.sha256 = ""
+        self.num_rows = 0
+        self.num_bytes = 0  # unpacked, of the rows
+        self.is_gzip = False
+        self.num_timed = 0
+        self.num_sessions = 0
+        self.span_s = 0.0
+        self.any_arrival_round = False
+        self.has_text = False
+        self.notes: list[str] = []
+        self.times = array("d")  # arrival_s, or the one above it
+        self.rounds = array("q")  # arrival_round, 0 where there is none
+        self.descent: tuple[int, float, float] | None = None  # first (line, time before, time)
+        self.bad_lines: list[int] = []
+        self.implied_parents: dict[int, str] = {}  # row -> id of the turn before it
+        self._bad_examples: list[str] = []
+        self._ids: dict[str, int] = {}  # id -> row
+        self._lines = array("q")
+        self._offsets = array("q")
+        self._lengths = array("q")  # prompt + output tokens, -1 where only a tokenizer knows
+        self._last_of_session: dict[str, str] = {}
+        self._carry_parents: set[str] = set()
+        self._block_faults = BlockFaults()
+        self._min_time = float("inf")
+        self._max_time = float("-inf")
+        self._zero_gaps = 0
+        self._num_max_tokens_only = 0
+        self._num_hashed = 0
+
+    def read(self) -> None:
+        """Raises BenchctlError at the first fault, or with `skip_bad` when nothing good is left."""
+        source, self.is_gzip = open_bytes(self.path)
+        source.close()
+        digest = hashlib.sha256()
+        first = True
+        for line, offset, text, complete in read_lines(self.path):
+            if first:
+                first = False
+                if is_header(text):
+                    self._read_header(text, line)
+                    head = self.header.canonical_line()
+                    if head:
+                        digest.update(head + b"\n")
+                    continue
+            try:
+                row = self.decoder.decode(text, complete=complete)
+                normalize(row)
+                check(row, self.header.block_size)
+                self._check_against_others(row, line)
+            except RowFault as fault:
+                self._take_fault(fault, line)
+                continue
+            digest.update(canonical_line(row))
+            digest.update(b"\n")
+            self._keep(row, line, offset, len(text))
+        self._finish()
+        self.sha256 = digest.hexdigest()
+
+    def carry_places(self) -> dict[str, tuple[int, int, int]]:
+        """(row, line, byte offset) of every row that a carry names."""
+        return {
+            id: (row, self._lines[row], self._offsets[row])
+            for id, row in ((id, self._ids[id]) for id in self._carry_parents)
+        }
+
+    def _read_header(self, text: bytes, line: int) -> None:
+        try:
+            self.header = decode_header(text)
+        except RowFault as fault:
+            raise self._error(fault, line) from None
+        if self.header.extra:
+            keys = ", ".join(self.header.extra)
+            if self.strict:
+                raise BenchctlError(
+                    f"unknown header key: {keys}",
+                    where=f"{self.path}, line {line}",
+                    fix="remove it, or leave out --strict",
+                )
+            self.notes.append(f"unknown header keys are kept: {keys}")
+
+    def _check_against_others(self, row: Row, line: int) -> None:
+        id = row.id or f"r{line}"
+        if id in self._ids:
+            at = self._lines[self._ids[id]]
+            raise RowFault(f'id "{id}" is taken by line {at}', key="id", fix="give each row an id of its own")
+        for parent in row.parents or ():
+            if parent not in self._ids:
+                raise _not_above("parents", parent)
+        if row.carry is not None:
+            parent = row.carry.from_id
+            if parent not in self._ids:
+                raise _not_above("carry", parent)
+            available = self._lengths[self._ids[parent]]
+            if 0 <= available < row.carry.tokens:
+                raise RowFault(
+                    f'carry of {row.carry.tokens} tokens from "{parent}", whose prompt and output have {available}',
+                    key="carry",
+                    fix=f"carry at most {available} tokens",
+                )
+
+    def _keep(self, row: Row, line: int, offset: int, num_bytes: int) -> None:
+        index = self.num_rows
+        id = row.id or f"r{line}"
+        self.num_rows += 1
+        self.num_bytes += num_bytes + 1
+        self._ids[id] = index
+        self._lines.append(line)
+        self._offsets.append(offset)
+        prompt = prompt_tokens(row)
+        self._lengths.append(-1 if prompt is None else prompt + resolved_output_length(row))
+        self.has_text |= prompt is None
+        self._num_max_tokens_only += row.output_length is None and row.output_token_ids is None
+        self._num_hashed += row.hash_ids is not None
+        if row.hash_ids is not None:
+            self._block_faults.num_right += 1
+        if row.carry is not None:
+            self._carry_parents.add(row.carry.from_id)
+        if row.session is not None:
+            before = self._last_of_session.get(row.session)
+            if before is not None and row.think_s is not None and row.parents is None:
+                self.implied_parents[index] = before
+            self._last_of_session[row.session] = id
+        self.rounds.append(row.arrival_round or 0)
+        self.any_arrival_round |= row.arrival_round is not None
+        last = self.times[-1] if self.times else 0.0
+        time = row.arrival_s
+        if time is None:
+            self.times.append(last)
+            return
+        if time < last and self.num_timed and self.descent is None:
+            self.descent = (line, last, time)
+        self._zero_gaps += self.num_timed > 0 and time == last
+        self.num_timed += 1
+        self._min_time = min(self._min_time, time)
+        self._max_time = max(self._max_time, time)
+        self.times.append(time)
+
+    def _take_fault(self, fault: RowFault, line: int) -> None:
+        if isinstance(fault, BlockCountFault):
+            # Not raised yet: if no row fits, the header's block size is wrong, and the rows say which one is right.
+            self._block_faults.add(fault, line)
+            if self.skip_bad:
+                self._leave_out(fault, line)
+            return
+        if self.skip_bad:
+            self._leave_out(fault, line)
+            return
+        if self._block_faults.lines:
+            raise self._block_faults.error(self.path, self.header.block_size)
+        raise self._error(fault, line) from None
+
+    def _leave_out(self, fault: RowFault, line: int) -> None:
+        self.bad_lines.append(line)
+        if len(self._bad_examples) < MAX_EXAMPLES:
+            self._bad_examples.append(f"line {line}: {fault.what}")
+
+    def _finish(self) -> None:
+        faults = self._block_faults
+        if faults.lines and (not self.skip_bad or not faults.num_right):
+            raise faults.error(self.path, self.header.block_size)
+        if not self.num_rows:
+            if self.bad_lines:
+                raise BenchctlError(
+                    f"none of the {len(self.bad_lines)} rows is good; {self._bad_examples[0]}",
+                    where=str(self.path),
+                    fix="mend the rows; --skip-bad leaves out single ones",
+                )
+            raise BenchctlError("no requests in the trace", where=str(self.path), fix="write one JSON object on a line")
+        self.num_sessions = len(self._last_of_session)
+        self._last_of_session.clear()
+        if self.num_timed:
+            self.span_s = self._max_time - self._min_time
+        self._write_notes()
+
+    def _write_notes(self) -> None:
+        if self.bad_lines:
+            more = "" if len(self.bad_lines) <= MAX_EXAMPLES else f"; and {len(self.bad_lines) - MAX_EXAMPLES} more"
+            self.notes.append(f"{_rows(len(self.bad_lines))} left out: {'; '.join(self._bad_examples)}{more}")
+        if self.decoder.unknown:
+            keys = ", ".join(f"{key} ({count})" for key, count in sorted(self.decoder.unknown.items()))
+            self.notes.append(f"unknown keys are kept in src (rows): {keys}")
+        if self._num_max_tokens_only:
+            self.notes.append(f"{_rows(self._num_max_tokens_only)} with max_tokens alone: taken as the output length")
+        if self.implied_parents:
+            n = len(self.implied_parents)
+            self.notes.append(
+                f"{_rows(n)} with a think time and no parents: each follows the row before in its session"
+            )
+        gaps = self.num_timed - 1
+        if gaps >= TICK_NOTE_ROWS and 2 * self._zero_gaps > gaps:
+            self.notes.append(
+                f"{self._zero_gaps} of {gaps} gaps between arrivals are zero: the times come in ticks, and read as bursts"
+            )
+        if self._min_time > DAY_S and self.num_timed:
+            self.notes.append(
+                f"the first arrival is at {self._min_time:.0f} s: times should count from the trace's start, not from an epoch"
+            )
+
+    def _error(self, fault: RowFault, line: int) -> BenchctlError:
+        where = f"{self.path}, line {line}" + (f", key `{fault.key}`" if fault.key else "")
+        return BenchctlError(fault.what, where=where, fix=fault.fix)
+
+
+class BlockFaults:
+    """The rows whose `hash_ids` do not fit the block size, and the block sizes that would fit all of them."""
+
+    def __init__(self) -> None:
+        self.lines: list[int] = []
+        self.first: BlockCountFault | None = None
+        self.num_right = 0
+        self._smallest = 1
+        self._largest: float = float("inf")
+
+    def add(self, fault: BlockCountFault, line: int) -> None:
+        self.first = self.first or fault
+        self.lines.append(line)
+        # ceil(length / b) == n  <=>  length / n <= b < length / (n - 1)
+        n, length = fault.num_ids, fault.input_length
+        self._smallest = max(self._smallest, -(-length // n))
+        if n > 1:
+            self._largest = min(self._largest, -(-length // (n - 1)) - 1)
+
+    def error(self, path: Path, block_size: int) -> BenchctlError:
+        assert self.first is not None
+        if self.num_right or self._smallest > self._largest:
+            shown = ", ".join(map(str, self.lines[:MAX_EXAMPLES])) + (", ..." if len(self.lines) > MAX_EXAMPLES else "")
+            return BenchctlError(
+                f"{self.first.what} ({_rows(len(self.lines))} with such a fault: line {shown})",
+                where=f"{path}, line {self.lines[0]}, key `hash_ids`",
+                fix=self.first.fix,
+            )
+        size: Any = next((2**k for k in range(60) if self._smallest <= 2**k <= self._largest), self._smallest)
+        return BenchctlError(
+            f"no row's hash_ids fit blocks of {block_size} tokens; blocks of {size} fit all {len(self.lines)}",
+            where=f"{path}, line {self.lines[0]}, key `hash_ids`",
+            fix=f'make the first line {{"benchctl_trace": 1, "block_size": {size}}}, or set it in the header',
+        )
+
+
+def _not_above(key: str, parent: str) -> RowFault:
+    return RowFault(
+        f'`{key}` names "{parent}", which is no row above this one',
+        key=key,
+        fix="name the id of an earlier row, or move that row up",
+    )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
