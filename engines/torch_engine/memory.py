@@ -1,0 +1,179 @@
+"""How many tokens of KV cache fit a device, and what to say when something does not."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+from engines.interface import ScheduledBatch
+from engines.model.config import ModelConfig
+from engines.model.memory import available_bytes, gib
+from engines.model.transformer import Model
+from engines.torch_engine.reference_attention import MAX_GATHERED_VALUES, MAX_SCORES
+from engines.torch_engine.sampling import MAX_NOISE_VALUES
+from traces.errors import BenchctlError
+
+# A few long contexts fill it: on a machine without a card the point is that a pool is felt, not that it is large.
+DEFAULT_CPU_KV_TOKENS = 8192
+# A multiple of both policies' default block sizes, so that each gets exactly as many tokens as the other.
+KV_TOKENS_MULTIPLE = 256
+# On top of the measured peak of a pass: what fragmentation and kernels loaded later took in no measurement.
+RESERVED_BYTES = 256 << 20
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of K and V that one token takes over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def estimate_forward_bytes(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, num_tokens: int, num_seqs: int, max_context: int
+) -> int:
+    """Most bytes that a pass of `num_tokens` tokens allocates for a while, `num_seqs` of which yield a token.
+
+    An upper estimate, summed from the tensors of `transformer`, `reference_attention` and `sampling` that live at once.
+    """
+    size = dtype.itemsize
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    residual = config.hidden_size * (3 * size + 8)  # the stream, its norm in both widths
+    attention = (q + kv) * (3 * size + 12) + kv * size  # q, k, v; normed, turned in float32, turned back
+    mlp = config.intermediate_size * 5 * size  # gate and up, the activation, the product
+    per_token = residual + max(attention, mlp)
+    gathered = 4 * max(min(num_seqs * max_context * kv, MAX_GATHERED_VALUES[device.type]), max_context * q) * size
+    scores = MAX_SCORES[device.type] * (4 + 1)  # a tile's mask and scores, where a backend writes them out
+    logits = num_seqs * config.vocab_size * (size + 4)
+    noise = min(num_seqs * config.vocab_size, MAX_NOISE_VALUES[device.type]) * (3 * 8 + 3 * 4)
+    return num_tokens * per_token + max(gathered + scores, logits + noise)
+
+
+def max_kv_tokens(
+    model: Model,
+    *,
+    gpu_memory_utilization: float = 0.9,
+    max_num_batched_tokens: int = 16384,
+    max_num_seqs: int = 512,
+    max_model_len: int | None = None,
+) -> int:
+    """Tokens of KV cache that fit beside the model, a multiple of 256.
+
+    On a card: `gpu_memory_utilization` of its memory, less all that is in use, less the measured peak of a pass of
+    `max_num_batched_tokens` new tokens and one of `max_num_seqs` decodes. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits
+    half of the memory left. Raises BenchctlError where less than one multiple is left.
+    """
+    config, device = model.config, model.device
+    max_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    per_token = kv_bytes_per_token(config, model.dtype)
+    if device.type != "cuda":
+        tokens = min(DEFAULT_CPU_KV_TOKENS, available_bytes(device) // 2 // per_token)
+        fix = "use a smaller model"
+    else:
+        if not 0 < gpu_memory_utilization <= 1:
+            raise BenchctlError(
+                f"--gpu-memory-utilization is {gpu_memory_utilization}", fix="give a share of the card: 0.9"
+            )
+        peak = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        spare = int(total * gpu_memory_utilization) - (total - free) - peak - RESERVED_BYTES
+        tokens = max(spare, 0) // per_token
+        fix = "raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use a smaller model"
+    tokens = tokens // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
+    if tokens == 0:
+        raise BenchctlError(
+            f"no room for {KV_TOKENS_MULTIPLE} tokens of KV cache ({gib(KV_TOKENS_MULTIPLE * per_token)}) beside "
+            f"{model.name} on {device}",
+            fix=fix,
+        )
+    return int(tokens)
+
+
+def cache_out_of_memory(model: Model, num_blocks: int, block_size: int) -> BenchctlError:
+    """The KV cache of an engine does not fit: names what would, and leaves a tenth for the passes."""
+    per_token = kv_bytes_per_token(model.config, model.dtype)
+    available = available_bytes(model.device)
+    multiple = max(block_size, KV_TOKENS_MULTIPLE)
+    fits = int(available * 0.9) // per_token // multiple * multiple
+    return BenchctlError(
+        f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {gib(num_blocks * block_size * per_token)}; "
+        f"{model.device} has {gib(available)} free",
+        where="--num-blocks, --kv-cache-tokens",
+        fix=f"--kv-cache-tokens {fits} ({fits // block_size} blocks) or less" if fits else "use a smaller model",
+    )
+
+
+def forward_out_of_memory(model: Model, num_tokens: int, num_seqs: int, max_context: int) -> BenchctlError:
+    """A pass did not fit: names the largest token budget that the estimate says does."""
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    available = available_bytes(model.device)
+
+    def fits(budget: int) -> bool:
+        needed = estimate_forward_bytes(
+            model.config,
+            model.dtype,
+            model.device,
+            num_tokens=budget,
+            num_seqs=min(num_seqs, budget),
+            max_context=max_context,
+        )
+        return needed <= available
+
+    budget = 1 << max(num_tokens - 1, 1).bit_length() - 1  # the power of two below
+    while budget >= 16 and not fits(budget):
+        budget //= 2
+    fix = f"--max-num-batched-tokens {budget}, or a smaller KV cache (--gpu-memory-utilization, --kv-cache-tokens)"
+    return BenchctlError(
+        f"out of memory in a round of {num_tokens} tokens and {num_seqs} sequences; {model.device} has {gib(available)} free",
+        fix=fix if budget >= 16 else "a smaller KV cache (--gpu-memory-utilization, --kv-cache-tokens)",
+        exit_code=1,
+    )
+
+
+def _measure_forward_bytes(model: Model, max_num_batched_tokens: int, max_num_seqs: int, max_len: int) -> int:
+    """Peak bytes of the two worst rounds on the card, beyond weights and KV cache."""
+    from engines.torch_engine.engine import TorchEngine  # it imports this module
+
+    block_size = 16
+    tokens = max(min(max_num_batched_tokens, max_len * max_num_seqs), 1)
+    lengths = [max_len] * (tokens // max_len) + ([tokens % max_len] if tokens % max_len else [])
+    num_blocks = sum(-(-length // block_size) for length in lengths)
+    try:
+        # Some temperature, so that the noise is measured too.
+        engine = TorchEngine(
+            model, num_blocks=num_blocks, block_size=block_size, max_model_len=max_len, temperature=1.0
+        )
+        torch.cuda.reset_peak_memory_stats(model.device)
+        before = torch.cuda.memory_allocated(model.device)
+        tables, first = [], 0
+        for length in lengths:
+            tables.append(list(range(first, first + -(-length // block_size))))
+            first += len(tables[-1])
+        engine.collect(engine.launch(_batch_of_zeros([0] * len(lengths), lengths, tables)))
+        # Decodes over blocks of the longest prompt, shared by all: what is read counts, not whose it is.
+        decodes = min(max_num_seqs, max_num_batched_tokens)
+        longest = max(lengths)
+        engine.collect(engine.launch(_batch_of_zeros([longest - 1] * decodes, [1] * decodes, [tables[0]] * decodes)))
+        peak = torch.cuda.max_memory_allocated(model.device) - before
+        engine.close()
+    except torch.OutOfMemoryError:
+        raise forward_out_of_memory(model, tokens, max_num_seqs, max_len) from None
+    return peak + peak // 20
+
+
+def _batch_of_zeros(start: list[int], num_tokens: list[int], tables: list[list[int]]) -> ScheduledBatch:
+    n = len(start)
+    ids = [np.zeros(s + k, dtype=np.int64) for s, k in zip(start, num_tokens, strict=True)]
+    return ScheduledBatch(
+        request=np.arange(n),
+        start=np.array(start, dtype=np.int64),
+        num_tokens=np.array(num_tokens, dtype=np.int64),
+        is_decode=np.array(num_tokens) == 1,
+        yields_token=np.ones(n, dtype=bool),
+        cached_tokens=np.full(n, -1),
+        num_blocks=np.array([len(table) for table in tables], dtype=np.int64),
+        block_tables=tables,
+        token_ids=ids,
+    )
