@@ -353,3 +353,16 @@ def stop_histogram(run: Run, loop: str) -> dict[str, int]:
         .collect()
     )
     return dict(counts.iter_rows())
+
+
+def record_share(run: Run) -> float | None:
+    """Σ record_s / (last t_end_s - first t_start_s); None except on the wall clock, the only one that recording moves."""
+    if run.clock != "wall":
+        return None
+    spent, begin, end = (
+        run.scan("rounds")
+        .select(pl.col("record_s").sum(), pl.col("t_start_s").min(), pl.col("t_end_s").max().alias("end"))
+        .collect()
+        .row(0)
+    )
+    return spent / (end - begin) if end is not None and end > begin else None

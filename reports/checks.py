@@ -1,0 +1,363 @@
+"""What a reader of a run's figures has to know first: each a finding with its evidence and what to do about it.
+
+Looks only at recorded files. `checks` for one run, `checks_across` for what differs between runs shown together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from reports import metrics
+from reports.blocks import ghost_hits
+from reports.run import Run
+
+Level = Literal["error", "warn", "info"]
+RECORD_SHARE_LIMIT = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `evidence` holds the numbers, `cure` what to do."""
+
+    level: Level
+    what: str
+    evidence: str
+    cure: str
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def checks(run: Run) -> list[Check]:
+    """Every finding about one run, the gravest first."""
+    found = [check for look in LOOKS for check in look(run)]
+    return sorted(found, key=lambda check: ("error", "warn", "info").index(check.level))
+
+
+def _status(run: Run) -> list[Check]:
+    rounds = run.scan("rounds").select(pl.len()).collect().item()
+    where = f"{rounds:,} rounds up to {run.duration_s:.3f} s"
+    if run.status == "running":
+        return [
+            Check(
+                "warn",
+                "the run is still going on, or was killed",
+                f"status running; recorded: {where}",
+                "figures cover the finished parts only",
+            )
+        ]
+    if run.status == "interrupted":
+        return [
+            Check(
+                "warn",
+                "the run was interrupted",
+                where,
+                "figures cover what ran; who was still there counts as unfinished",
+            )
+        ]
+    if run.status == "failed":
+        why = str(run.manifest.get("error") or "the manifest does not say why")
+        return [Check("error", "the run failed", f"{why}; {where}", "do not compare its figures")]
+    return []
+
+
+def _rejected(run: Run) -> list[Check]:
+    rows = (
+        run.scan("requests")
+        .filter(pl.col("status") == "rejected")
+        .group_by("reason")
+        .len("n")
+        .sort("n", descending=True)
+        .collect()
+    )
+    if not rows.height:
+        return []
+    first = run.scan("decisions").filter(pl.col("kind") == "reject").head(1).collect()
+    example = ""
+    if first.height and first["needed"][0] is not None:
+        row = first.row(0, named=True)
+        example = f"; first: {run.labels.get(row['request'], row['request'])} needs {row['needed']:,} {row['unit']}, {row['available']:,} at most"
+    reasons = ", ".join(f"{n:,} × {reason}" for reason, n in rows.iter_rows())
+    return [
+        Check(
+            "warn",
+            "requests were refused",
+            f"{reasons} of {metrics.num_requests(run):,} requests{example}",
+            "raise the limit named, or pass --over-length skip; latency is that of the others, attainment counts them as missed",
+        )
+    ]
+
+
+def _length_capped(run: Run) -> list[Check]:
+    count = run.scan("requests").filter(pl.col("reason") == "length_capped").select(pl.len()).collect().item()
+    if not count:
+        return []
+    return [
+        Check(
+            "info",
+            "outputs were cut at max_model_len",
+            f"{count:,} requests finished as length_capped",
+            "raise --max-model-len to replay them whole",
+        )
+    ]
+
+
+def _ghosts(run: Run) -> list[Check]:
+    hits = ghost_hits(run)
+    if not hits.height:
+        return []
+    first = hits.row(0, named=True)
+    label = run.labels
+    return [
+        Check(
+            "warn",
+            "KV that was never computed was hit",
+            f"{hits.height:,} prefix hit{'' if hits.height == 1 else 's'} on ghost blocks, first in round {first['round']}: {label.get(first['request'])} hits block {first['block']}, "
+            f"cached for {label.get(first['cached_by'])} in round {first['cached_round']}, which was preempted before computing it",
+            "vLLM 0.33.0 decides the same with priorities; the tokens after such a hit are wrong, so compare decisions and times only",
+        )
+    ]
+
+
+def _growing(run: Run) -> list[Check]:
+    arrivals = (
+        run.scan("admissions")
+        .select(pl.col("arrival_s").min(), pl.col("arrival_s").max().alias("last"), pl.len())
+        .collect()
+        .row(0)
+    )
+    first, last, count = arrivals
+    if count < 20 or last is None or last <= first:
+        return []
+    begin = last - (last - first) / 3
+    waiting = (
+        run.scan("rounds").filter(pl.col("t_end_s").is_between(begin, last)).select("t_end_s", "waiting").collect()
+    )
+    if waiting.height < 9:
+        return []
+    thirds = np.array_split(waiting["waiting"].to_numpy(), 3)
+    means = [float(third.mean()) for third in thirds]
+    if not (means[0] < means[1] < means[2] and means[2] >= 1.5 * means[0] + 2):
+        return []
+    return [
+        Check(
+            "warn",
+            "the queue was still growing when the last request arrived",
+            f"waiting {means[0]:.0f} → {means[1]:.0f} → {means[2]:.0f} (means over the last third of the arrivals)",
+            "percentiles depend on the length of the run here: lower the rate, or report throughput at saturation only",
+        )
+    ]
+
+
+def _ticks(run: Run) -> list[Check]:
+    if run.clock == "rounds":
+        return []  # there, ticks are the clock
+    times = run.scan("admissions").select("arrival_s").drop_nulls().collect()["arrival_s"]
+    distinct = times.unique().sort()
+    if times.len() < 20 or distinct.len() < 3 or times.len() < 2 * distinct.len():
+        return []
+    gaps = np.rint(np.diff(distinct.to_numpy()) * 1000).astype(np.int64)
+    tick = math.gcd(*gaps.tolist()) / 1000
+    if tick < 0.5:
+        return []
+    return [
+        Check(
+            "warn",
+            "arrivals lie on a coarse grid",
+            f"{times.len():,} requests arrive at {distinct.len():,} moments, all multiples of {tick:g} s",
+            "the trace's clock ticks; each tick replays as a burst: use `benchctl trace shuffle-arrivals` or --request-rate",
+        )
+    ]
+
+
+def _cap(run: Run) -> list[Check]:
+    cap = run.setting("max_concurrency")
+    if not cap:
+        return []
+    peak = _peak_admitted(run)
+    if peak < cap:
+        return [
+            Check(
+                "info",
+                "the load loop is closed",
+                f"--max-concurrency {cap}, peak {peak}",
+                "the cap was never reached: the load was open in effect",
+            )
+        ]
+    return [
+        Check(
+            "warn",
+            "the concurrency cap was reached",
+            f"--max-concurrency {cap}, peak {peak}",
+            "the load followed the system: compare throughput, not latency, or leave the cap out",
+        )
+    ]
+
+
+def _peak_admitted(run: Run) -> int:
+    ended = run.scan("requests").select("request", "finished_s")
+    seen = (
+        run.scan("admissions")
+        .select("request", "admitted_s")
+        .join(ended, on="request", how="left")
+        .with_columns(pl.col("finished_s").fill_null(math.inf))
+    )
+    changes = pl.concat(
+        [
+            seen.select(pl.col("admitted_s").alias("t"), pl.lit(1).alias("c")),
+            seen.select(pl.col("finished_s").alias("t"), pl.lit(-1).alias("c")),
+        ]
+    )
+    return int(
+        changes.group_by("t").agg(pl.col("c").sum()).sort("t").select(pl.col("c").cum_sum().max()).collect().item() or 0
+    )
+
+
+def _few_samples(run: Run) -> list[Check]:
+    finished = run.scan("requests").filter(pl.col("status") == "finished").select(pl.len()).collect().item()
+    missing = [percent for percent in (50, 90, 95, 99) if not metrics.carries(finished, percent)]
+    if not missing or not run.has("requests"):
+        return []
+    needed = math.ceil(100 / (100 - missing[0]))
+    names = ", ".join(f"p{percent}" for percent in missing)
+    return [
+        Check(
+            "info",
+            f"too few samples for {names} of request metrics",
+            f"{finished:,} finished requests; p{missing[0]} needs {needed:,}",
+            "replay more requests; those percentiles are left empty",
+        )
+    ]
+
+
+def _recorder(run: Run) -> list[Check]:
+    share = metrics.record_share(run)
+    if share is None or share <= RECORD_SHARE_LIMIT:
+        return []
+    return [
+        Check(
+            "warn",
+            "recording took a noticeable share of the run",
+            f"{share:.1%} of the wall time, limit {RECORD_SHARE_LIMIT:.0%}",
+            "pass --records compact or summary, or put the run folder on a faster disk",
+        )
+    ]
+
+
+def _constants(run: Run) -> list[Check]:
+    if run.engine != "null":
+        return []
+    if run.clock == "rounds":
+        return [
+            Check(
+                "info",
+                "times are ticks, not measurements",
+                "clock rounds: one tick a round, counted as one second",
+                "decisions and counts are exact; read latencies as numbers of rounds",
+            )
+        ]
+    cost = run.setting("round_cost")
+    how = f"--round-cost {cost}: A + B · tokens + C · Σ context" if cost is not None else "durations from --round-cost"
+    return [
+        Check(
+            "info",
+            "durations are constants, not measured",
+            f"engine null, {how}",
+            "decisions are exact; use --engine torch for times of a device",
+        )
+    ]
+
+
+LOOKS: tuple[Callable[[Run], list[Check]], ...] = (
+    _status, _rejected, _ghosts, _growing, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
+)  # fmt: skip
+
+
+def checks_across(runs: list[Run]) -> list[Check]:
+    """What makes runs shown side by side not directly comparable; nothing for fewer than two."""
+    found: list[Check] = []
+    if len(runs) < 2:
+        return found
+    traces = {_trace_key(run) for run in runs}
+    if len(traces) > 1:
+        found.append(
+            Check(
+                "error", "the runs replayed different traces", _each(runs, _trace_key), "compare runs of one trace only"
+            )
+        )
+    tokens = {run.name: (run.usable_blocks or 0) * (run.block_size or 0) for run in runs}
+    if len(set(tokens.values())) > 1:
+        evidence = ", ".join(
+            f"{run.name} {tokens[run.name]:,} ({run.usable_blocks} blocks of {run.block_size})" for run in runs
+        )
+        found.append(
+            Check(
+                "warn",
+                "the KV pools are unequal",
+                f"usable tokens: {evidence}",
+                "pass --kv-cache-tokens, which gives every policy the same",
+            )
+        )
+    looks: dict[str, Callable[[Run], Any]] = {
+        "engine": lambda run: run.engine,
+        "clock": lambda run: run.clock,
+        "arrivals": lambda run: run.manifest.get("arrivals"),
+    }
+    for name, value in looks.items():
+        if len({str(value(run)) for run in runs}) > 1:
+            found.append(
+                Check("warn", f"the runs differ in {name}", _each(runs, value), f"repeat one with the other's {name}")
+            )
+    if any(run.manifest.get("arrivals") == "session" for run in runs):
+        found.append(
+            Check(
+                "info",
+                "arrivals depend on the policy",
+                "--arrivals session: a turn is due after its parent finished",
+                "the runs saw different arrivals",
+            )
+        )
+    asked = {run.name: _work(run) for run in runs}
+    if len(set(asked.values())) > 1:
+        evidence = ", ".join(
+            f"{name} {requests:,} requests, {tokens:,} output tokens" for name, (requests, tokens) in asked.items()
+        )
+        found.append(
+            Check(
+                "warn",
+                "the runs finished different work",
+                evidence,
+                "compare per request, or make both finish the same requests",
+            )
+        )
+    return found
+
+
+def _each(runs: list[Run], value: Callable[[Run], Any]) -> str:
+    return ", ".join(f"{run.name}: {value(run)}" for run in runs)
+
+
+def _trace_key(run: Run) -> str:
+    trace = run.manifest.get("trace")
+    if isinstance(trace, dict):
+        digest = str(trace.get("sha256") or "")[:12]
+        return " ".join(part for part in (str(trace.get("name") or trace.get("path") or "?"), digest) if part)
+    return str(trace)
+
+
+def _work(run: Run) -> tuple[int, int]:
+    """(finished requests, their output tokens)."""
+    requests, tokens = (
+        run.scan("requests")
+        .filter(pl.col("status") == "finished")
+        .select(pl.len(), pl.col("emitted_tokens").sum())
+        .collect()
+        .row(0)
+    )
+    return int(requests), int(tokens)

@@ -1,0 +1,168 @@
+"""The terminal summary and the round table, as rich renderables. Needs neither plotly nor jinja2; reads at 80 columns, and without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from reports.rounds import round_texts
+from reports.run import Run
+from reports.summary import DEFAULT_METRICS, Summary
+
+MAX_ROUNDS = 200
+NOT_MEASURED = "–"
+METRIC_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+MARKS = {"error": ("✗", "red"), "warn": ("!", "yellow"), "info": ("·", "dim")}
+
+
+def number(value: float | int | None, digits: int | None = None) -> str:
+    """Three or so significant digits, thousands separated; an en dash for what was not measured."""
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, int):
+        return f"{value:,}"
+    if digits is None:
+        size = abs(value)
+        digits = 0 if size >= 1000 or value == 0 else 1 if size >= 100 else 2 if size >= 0.1 else 4
+    return f"{value:,.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def summary_table(
+    summaries: Sequence[Summary], *, percentile_metrics: Sequence[str] = DEFAULT_METRICS
+) -> RenderableType:
+    """Runs side by side, one column each, with what a reader has to know below.
+
+    A percentile that its n does not carry is a dash.
+    """
+    ours = [summary["benchctl"] for summary in summaries]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
+    table.add_column("")
+    for name in column_names([entry["run"] for entry in ours]):
+        table.add_column(escape(name), justify="right", overflow="fold")
+
+    def row(label: str, cell: Callable[[Summary, dict[str, Any]], str]) -> None:
+        table.add_row(label, *(cell(summary, entry) for summary, entry in zip(summaries, ours, strict=True)))
+
+    def section(title: str) -> None:
+        table.add_row(f"[bold]{title}[/bold]")
+
+    row("status", lambda s, b: str(b["run"]["status"]))
+    row("duration, s", lambda s, b: number(s["duration"], 3))
+    section("requests")
+    for status in ("finished", "rejected", "unfinished"):
+        row(f"  {status}", lambda s, b, status=status: number(b["requests"][status]))  # type: ignore[misc]
+    percents = _percents(ours)
+    for metric in percentile_metrics:
+        section(f"{METRIC_NAMES.get(metric, metric)}, ms")
+        for percent in percents:
+            row(f"  {percent}", lambda s, b, m=metric, p=percent: number(b["latency"][m][f"{p}_ms"]))  # type: ignore[misc]
+        row("  n", lambda s, b, m=metric: number(b["latency"][m]["n"]))  # type: ignore[misc]
+    section("throughput")
+    row("  requests/s", lambda s, b: number(s["request_throughput"]))
+    row("  output tokens/s", lambda s, b: number(s["output_throughput"]))
+    row("  total tokens/s", lambda s, b: number(s["total_token_throughput"]))
+    row("  output tokens/s, steady", lambda s, b: number(b["steady"]["output_throughput"] if b["steady"] else None))
+    row("  peak concurrency", lambda s, b: number(s["max_concurrent_requests"]))
+    if any(entry["slo"] for entry in ours):
+        row("  goodput, requests/s", lambda s, b: number(s["request_goodput"]))
+        row("  SLO attainment", lambda s, b: share(b["slo"]["attainment"] if b["slo"] else None))
+    section("rounds")
+    for kind in ("total", "prefill", "decode", "mixed", "empty"):
+        row(f"  {kind}", lambda s, b, k=kind: number(b["rounds"]["rounds"][k]))  # type: ignore[misc]
+    row("  tokens a round, mean", lambda s, b: number(b["rounds"]["tokens_per_round"]["mean"]))
+    row("  budget use", lambda s, b: share(b["rounds"]["budget_use"]))
+    section("memory")
+    row(
+        "  peak blocks of usable",
+        lambda s, b: f"{number(b['counters']['peak_blocks'])} of {number(b['run']['usable_blocks'])}",
+    )
+    row("  preemptions", lambda s, b: number(b["counters"]["preemptions"]))
+    row("  recomputed tokens", lambda s, b: number(b["counters"]["recomputed_tokens"]))
+    row("  evictions", lambda s, b: number(b["counters"]["evictions"]))
+    row("  prefix hit rate", lambda s, b: share(b["prefix_cache"]["hit_rate"]))
+    row("  its upper bound", lambda s, b: share((b["prefix_cache"]["upper_bound"] or {}).get("hit_rate")))
+    for loop in ("waiting", "running"):
+        reasons = sorted(
+            {reason for entry in ours for reason in entry["stops"][loop]},
+            key=lambda r: -max(entry["stops"][loop].get(r, 0) for entry in ours),
+        )
+        if reasons:
+            section(f"{loop} loop stopped, rounds")
+        for reason in reasons:
+            row(f"  {escape(reason)}", lambda s, b, p=loop, r=reason: number(b["stops"][p].get(r, 0)))  # type: ignore[misc]
+    notes = check_lines([entry["checks"] for entry in ours], column_names([entry["run"] for entry in ours]))
+    return Group(table, *([Text()] if notes else []), *notes)
+
+
+def check_lines(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[Text]:
+    """One paragraph a finding: mark, runs it is about (where there are several), what, evidence, cure. Equal findings are said once."""
+    about: dict[tuple[str, ...], list[str]] = {}
+    for checks, name in zip(found, names, strict=True):
+        for check in checks:
+            about.setdefault((check["level"], check["what"], check["evidence"], check["cure"]), []).append(name)
+    lines = []
+    for (level, what, evidence, cure), runs in sorted(about.items(), key=lambda item: list(MARKS).index(item[0][0])):
+        mark, style = MARKS[level]
+        line = Text(f"{mark} ", style=style)
+        if len(names) > 1:
+            line.append(f"{', '.join(runs)}: ", style="default")
+        line.append(what, style="bold default")
+        line.append(f": {evidence}. {cure[:1].upper()}{cure[1:]}.", style="default")
+        lines.append(line)
+    return lines
+
+
+def column_names(identities: Sequence[dict[str, Any]]) -> list[str]:
+    """Short names that tell the runs apart: the folder, with its parent where folders are called the same."""
+    names = [str(identity["name"]) for identity in identities]
+    if len(set(names)) == len(names):
+        return names
+    return ["/".join(str(identity["path"]).rstrip("/").split("/")[-2:]) for identity in identities]
+
+
+def _percents(ours: Sequence[dict[str, Any]]) -> list[str]:
+    keys = ours[0]["latency"]["ttft"] if ours else {}
+    return [key.removesuffix("_ms") for key in keys if key.startswith("p") and key.endswith("_ms")]
+
+
+def round_table(run: Run, max_rounds: int = MAX_ROUNDS) -> RenderableType:
+    """Round, waiting before, running before, batch, why it stopped, free blocks: a row for each recorded round, `max_rounds` at most."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        show_edge=False,
+        header_style="bold",
+        title=f"{escape(run.name)}: rounds",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("round", justify="right", no_wrap=True)
+    table.add_column("waiting\nbefore", ratio=3)
+    table.add_column("running\nbefore", ratio=3)
+    table.add_column("batch", ratio=6)
+    table.add_column("why it stopped", ratio=9)
+    table.add_column("free blocks", justify="left", min_width=10)
+    total = run.read("rounds").height
+    numbers = run.read("rounds")["round"].to_list()[:max_rounds]
+    for text in round_texts(run, numbers[-1] if numbers else 0):
+        table.add_row(
+            str(text.round), escape(text.waiting), escape(text.running), escape(text.batch), escape(text.why), text.free
+        )
+    if total > max_rounds:
+        return Group(
+            table,
+            Text(
+                f"{total - max_rounds:,} more rounds are recorded; the report's page shows more of them.", style="dim"
+            ),
+        )
+    return table
