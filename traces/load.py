@@ -114,10 +114,6 @@ class Trace:
             text = self._handle.readline().strip()
         return self._request(self._decoder().decode(text), index, line)
 
-    def is_carry_parent(self, id: str) -> bool:
-        """Whether some row carries tokens of this one."""
-        return id in self._places
-
     def _decoder(self) -> rows.RowDecoder:
         return rows.RowDecoder(lenient=self._has_unknown_keys)
 

@@ -29,7 +29,7 @@ def prefix_upper_bound(arrays_iter: Iterable[tuple[int, npt.NDArray[np.int64]]],
         queried += num_prompt_tokens
         num_computed = max(num_prompt_tokens, len(ids) - 1)
         may_hit = (num_prompt_tokens - 1) // block_size
-        data = memoryview(np.ascontiguousarray(ids, dtype="<i8")).cast("B")
+        data = memoryview(np.asarray(ids, dtype="<i8").tobytes())
         prefix = xxhash.xxh3_64()
         looking = True
         for block in range(num_computed // block_size):

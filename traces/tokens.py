@@ -14,6 +14,7 @@ Knows no engine; the vocabulary is a number.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
 WIDE_RANGE = 2**63  # without a vocabulary ids lie in [reserved, 2**63)
-MAX_TOKENS = 2**30  # of one request: 8 GiB of ids
+MAX_TOKENS = 2**26  # of one request: 512 MiB of ids
 MEMO_BYTES = 32 << 20
 MEMO_TEXTS = 256
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -85,22 +86,20 @@ class TokenMaker:
     def token_ids(self, request: Request) -> Int64Array:
         """int64 [prompt_length + output_length]: the prompt, then the outputs to force. The array is the caller's.
 
-        Raises BenchctlError: an id outside the vocabulary, text without a tokenizer, more than 2**30 tokens, a carry of
+        Raises BenchctlError: an id outside the vocabulary, text without a tokenizer, more than 2**26 tokens, a carry of
         more tokens than its parent has.
         """
         # From the request up to an ancestor whose ids are at hand, then down again: chains may be long, so no recursion.
+        # Only ancestors, read from the trace, are remembered: the caller may have cut the request's own output.
         chain = [request]
         while (carry := chain[-1].carry) is not None and carry.from_id not in self._memo:
             chain.append(self._trace.by_id(carry.from_id))
         ids = self._make(chain.pop(), None)
         while chain:
             child = chain.pop()
-            assert child.carry is not None
+            assert child.carry is not None, child
             self._remember(child.carry.from_id, ids)
             ids = self._make(child, ids)
-        if self._trace.is_carry_parent(request.id):
-            self._remember(request.id, ids)
-            return ids.copy()
         return ids
 
     def _make(self, request: Request, parent: Int64Array | None) -> Int64Array:
@@ -137,6 +136,8 @@ class TokenMaker:
             ids[at : at + segment.len] = self._shared_piece(SEGMENT, NAMED_SEGMENT, segment.id, segment.len)
             at += segment.len
         if request.carry is not None:
+            if parent is None:
+                self._memo.move_to_end(request.carry.from_id)
             source = self._memo[request.carry.from_id] if parent is None else parent
             at = request.carry.tokens
             if at > len(source):
@@ -164,7 +165,7 @@ class TokenMaker:
         rest = len(ids) - num_full * size
         if rest:
             keys, numbers = self._hash_keys(request.hash_ids[num_full:], scope)
-            ids[num_full * size :] = self._range.draw(keys, numbers, rest)[0]
+            ids[num_full * size :] = self._one(keys, numbers, rest)
 
     def _hash_keys(self, hash_ids: tuple[int | str, ...], scope: str | None) -> tuple[UInt64Array, UInt64Array]:
         """(key, number) of each block; `scope` None: the whole file."""
@@ -179,19 +180,23 @@ class TokenMaker:
         if isinstance(id, int) and scope is None and abs(id) < 2 ** (_NUMBER_BITS - 1):
             value = np.array([id], dtype=np.int64)
             return int(_keys(self._bases[kind], value)[0]), int(_numbers(kind, value)[0])
-        name = f"{'i' if isinstance(id, int) else 's'}{id}" if scope is None else f"{type(id).__name__}{id}\0{scope}"
+        name = f"{'i' if isinstance(id, int) else 's'}{len(str(id))} {id} {scope or ''}"
         key = _digest(name, self._bases[named_kind])
         return key, (key >> (64 - _NUMBER_BITS) << 3) | named_kind
 
     def _shared_piece(self, kind: int, named_kind: int, id: int | str, length: int) -> Int64Array:
         key, number = self._named(kind, named_kind, id)
-        return self._range.draw(np.array([key], np.uint64), np.array([number], np.uint64), length)[0]
+        return self._one(np.array([key], np.uint64), np.array([number], np.uint64), length)
 
     def _piece(self, kind: int, row: int, length: int) -> Int64Array:
         value = np.array([row], dtype=np.int64)
-        return self._range.draw(_keys(self._bases[kind], value), _numbers(kind, value), length)[0]
+        return self._one(_keys(self._bases[kind], value), _numbers(kind, value), length)
 
-    def _given(self, request: Request, given: tuple[int, ...], key: str) -> Int64Array:
+    def _one(self, key: UInt64Array, number: UInt64Array, length: int) -> Int64Array:
+        ids: Int64Array = self._range.draw(key, number, length)[0]
+        return ids
+
+    def _given(self, request: Request, given: Sequence[int], key: str) -> Int64Array:
         ids = np.array(given, dtype=np.int64)
         if self._vocab_size is not None:
             wrong = np.flatnonzero((ids < 0) | (ids >= self._vocab_size))
@@ -227,7 +232,7 @@ class TokenMaker:
                     tokenize=True,
                     return_dict=False,
                 )
-            ids = np.array(made, dtype=np.int64)
+            made = [int(id) for id in made]
         except Exception as error:  # a template is a program of the model's author: it may raise anything
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise BenchctlError(
@@ -235,21 +240,19 @@ class TokenMaker:
                 where=self._where(request, key),
                 fix=f"mend {key}, or use a model whose tokenizer takes it",
             ) from error
-        if ids.ndim != 1 or not len(ids):
+        if not made:
             raise BenchctlError(
                 f'the {key} of request "{request.id}" has no tokens',
                 where=self._where(request, key),
                 fix="give it text",
             )
+        ids = self._given(request, made, key)
         self._texts[request.index] = ids
         if len(self._texts) > MEMO_TEXTS:
             self._texts.popitem(last=False)
         return ids
 
     def _remember(self, id: str, ids: Int64Array) -> None:
-        known = self._memo.pop(id, None)
-        if known is not None:
-            self._memo_bytes -= known.nbytes
         self._memo[id] = ids
         self._memo_bytes += ids.nbytes
         while self._memo_bytes > MEMO_BYTES and len(self._memo) > 1:
