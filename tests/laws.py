@@ -15,6 +15,10 @@ from reports.queues import walk
 from reports.run import Run, open_run
 
 
+# Stops of the waiting loop that come from looking at its head; the others are the loop's own.
+EXAMINED = {"blocks", "not_first", "chunking_disabled", "reserve_full_isl", "watermark"}
+
+
 def assert_laws(path: str | Path) -> Run:
     """Assert every law on the run at `path`; returns the opened run."""
     run = open_run(path)
@@ -290,6 +294,11 @@ def _queues_and_reasons(run: Run) -> None:
         barred = row["stop_waiting"] not in (None, "waiting_empty")
         for request in view.waiting:
             assert request in fed or request in own or barred, f"{request} waits without a reason, {where}"
+        held = [
+            entry["reason"] for entry in view.decisions if entry["kind"] == "hold" and entry["request"] in view.waiting
+        ]
+        assert held in ([], [row["stop_waiting"]]), f"the waiting loop stops where it holds, {where}"
+        assert held or row["stop_waiting"] not in EXAMINED, f"the waiting loop stops without saying at whom, {where}"
         halted = row["stop_running"] != "running_empty"
         for request in view.running:
             assert request in fed or request in own or halted, f"{request} stands still without a reason, {where}"
