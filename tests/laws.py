@@ -14,7 +14,6 @@ from reports.blocks import Pool, events_by_round
 from reports.queues import walk
 from reports.run import Run, open_run
 
-
 # Stops of the waiting loop that come from looking at its head; the others are the loop's own.
 EXAMINED = {"blocks", "not_first", "chunking_disabled", "reserve_full_isl", "watermark"}
 
