@@ -1,15 +1,17 @@
 """Open a trace: one pass that checks everything, then as many lazy readings as are wanted.
 
 `open_trace` raises a BenchctlError that names file, line, key and cure before anything runs. After it a Trace holds a
-few numbers for each row (its time, and for carry parents its place), never the rows. Knows no engine and no clock.
+few numbers for each row (its time and its place, 32 bytes at most), never the rows. Knows no engine and no clock.
 The format: docs/traces.md.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,16 +75,17 @@ class Trace:
         self.notes = notes + scan.notes
         self._stamp = stamp
         self._bytes = scan.num_bytes
-        self._is_gzip = scan.is_gzip
         self._bad_lines = frozenset(scan.bad_lines)
         self._has_unknown_keys = bool(scan.decoder.unknown)
         self._times = np.frombuffer(scan.times, dtype=np.float64)  # [num_requests], file order
         self._rounds = np.frombuffer(scan.rounds, dtype=np.int64) if scan.any_arrival_round else None  # 0: none
         self._descent = scan.descent
         self._implied_parents = scan.implied_parents
-        self._places = scan.carry_places()
+        self._line_numbers = np.frombuffer(scan.lines, dtype=np.int64)  # [num_requests] line in the file, from 1
+        self._offsets = np.frombuffer(scan.offsets, dtype=np.int64)  # [num_requests] byte in the unpacked file
+        self._carry_parents = scan.carry_parents()
+        self._all_ids: dict[str, int] | None = None
         self._handle: IO[bytes] | None = None
-        self._parent_lines: dict[str, bytes] | None = None
         if self._descent and not self.any_arrival_round:
             self._time_order()  # refuse or say so now, before anything runs
 
@@ -99,20 +102,26 @@ class Trace:
             positions = self._round_order(round_seconds)
         return self._file_order() if positions is None else self._in_order(positions)
 
+    def by_row(self, index: int) -> Request:
+        """The request of this data row, read again from its place in the file. Raises BenchctlError."""
+        if self._handle is None:
+            self._handle = self._open_for_seeking()
+        self._handle.seek(int(self._offsets[index]))
+        text = self._handle.readline().strip()
+        return self._request(self._decoder().decode(text), index, int(self._line_numbers[index]))
+
     def by_id(self, id: str) -> Request:
-        """The request of this id. Only ids that a `carry` names can be asked for. Raises KeyError for others."""
-        index, line, offset = self._places[id]
-        if self._is_gzip:
-            if self._parent_lines is None:
-                self._parent_lines = self._read_parent_lines()
-            text = self._parent_lines[id]
-        else:
-            if self._handle is None:
-                self._check_unchanged()
-                self._handle, _ = open_bytes(self.path)
-            self._handle.seek(offset)
-            text = self._handle.readline().strip()
-        return self._request(self._decoder().decode(text), index, line)
+        """The request of this id, read again from its place in the file.
+
+        Made for the rows that a `carry` names, whose ids are held. The first call for another id reads the file once and
+        from then on holds all ids, about 200 bytes each: `by_row` costs nothing. Raises KeyError for an unknown id.
+        """
+        row = self._carry_parents.get(id)
+        if row is None:
+            if self._all_ids is None:
+                self._all_ids = {request.id: request.index for request in self._file_order()}
+            row = self._all_ids[id]
+        return self.by_row(row)
 
     def _decoder(self) -> rows.RowDecoder:
         return rows.RowDecoder(lenient=self._has_unknown_keys)
@@ -185,9 +194,16 @@ class Trace:
                 fix=f"benchctl trace sort {self.path}",
             )
 
-    def _read_parent_lines(self) -> dict[str, bytes]:
-        wanted = {line: id for id, (_, line, _) in self._places.items()}
-        return {wanted[line]: text for _, line, text in self._lines() if line in wanted}
+    def _open_for_seeking(self) -> IO[bytes]:
+        self._check_unchanged()
+        source, is_gzip = open_bytes(self.path)
+        if not is_gzip:
+            return source
+        # gzip cannot be entered in the middle: an unpacked copy without a name, gone with the process.
+        copy = cast(IO[bytes], tempfile.TemporaryFile())
+        with source:
+            shutil.copyfileobj(source, copy, 1 << 20)
+        return copy
 
     def _check_unchanged(self) -> None:
         if file_stamp(self.path) != self._stamp:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traces.errors import BenchctlError
-from traces.files import open_bytes, read_lines
+from traces.files import read_lines
 from traces.header import Header, decode_header, is_header
 from traces.rows import (
     BlockCountFault,
@@ -42,7 +42,6 @@ class Scan:
         self.sha256 = ""
         self.num_rows = 0
         self.num_bytes = 0  # unpacked, of the rows
-        self.is_gzip = False
         self.num_timed = 0
         self.num_sessions = 0
         self.span_s = 0.0
@@ -54,10 +53,10 @@ class Scan:
         self.descent: tuple[int, float, float] | None = None  # first (line, time before, time)
         self.bad_lines: list[int] = []
         self.implied_parents: dict[int, str] = {}  # row -> id of the turn before it
+        self.lines = array("q")  # from 1, in the file
+        self.offsets = array("q")  # in bytes, of the unpacked file
         self._bad_examples: list[str] = []
         self._ids: dict[str, int] = {}  # id -> row
-        self._lines = array("q")
-        self._offsets = array("q")
         self._lengths = array("q")  # prompt + output tokens, -1 where only a tokenizer knows
         self._last_of_session: dict[str, str] = {}
         self._carry_parents: set[str] = set()
@@ -66,12 +65,9 @@ class Scan:
         self._max_time = float("-inf")
         self._zero_gaps = 0
         self._num_max_tokens_only = 0
-        self._num_hashed = 0
 
     def read(self) -> None:
         """Raises BenchctlError at the first fault, or with `skip_bad` when nothing good is left."""
-        source, self.is_gzip = open_bytes(self.path)
-        source.close()
         digest = hashlib.sha256()
         first = True
         for line, offset, text, complete in read_lines(self.path):
@@ -97,12 +93,9 @@ class Scan:
         self._finish()
         self.sha256 = digest.hexdigest()
 
-    def carry_places(self) -> dict[str, tuple[int, int, int]]:
-        """(row, line, byte offset) of every row that a carry names."""
-        return {
-            id: (row, self._lines[row], self._offsets[row])
-            for id, row in ((id, self._ids[id]) for id in self._carry_parents)
-        }
+    def carry_parents(self) -> dict[str, int]:
+        """id -> row of every row that a carry names."""
+        return {id: self._ids[id] for id in self._carry_parents}
 
     def _read_header(self, text: bytes, line: int) -> None:
         try:
@@ -122,7 +115,7 @@ class Scan:
     def _check_against_others(self, row: Row, line: int) -> None:
         id = row.id or f"r{line}"
         if id in self._ids:
-            at = self._lines[self._ids[id]]
+            at = self.lines[self._ids[id]]
             raise RowFault(f'id "{id}" is taken by line {at}', key="id", fix="give each row an id of its own")
         for parent in row.parents or ():
             if parent not in self._ids:
@@ -145,13 +138,12 @@ class Scan:
         self.num_rows += 1
         self.num_bytes += num_bytes + 1
         self._ids[id] = index
-        self._lines.append(line)
-        self._offsets.append(offset)
+        self.lines.append(line)
+        self.offsets.append(offset)
         prompt = prompt_tokens(row)
         self._lengths.append(-1 if prompt is None else prompt + resolved_output_length(row))
         self.has_text |= prompt is None
         self._num_max_tokens_only += row.output_length is None and row.output_token_ids is None
-        self._num_hashed += row.hash_ids is not None
         if row.hash_ids is not None:
             self._block_faults.num_right += 1
         if row.carry is not None:
