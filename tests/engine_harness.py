@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FAMILIES = ["llama", "qwen2", "qwen3"]
 VOCAB = 211
-MAX_LEN = 512
+MAX_LEN = 1024
 TOLERANCE = 1e-4  # largest difference of a logit from transformers', float32
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from tests.engine_harness import (
     DEVICES,
     FAMILIES,
@@ -34,7 +35,9 @@ def test_the_random_models_are_far_from_each_familys_simplest_case() -> None:
     inv_freq = make_oracle("llama").reference.model.rotary_emb.inv_freq
     plain = 10_000.0 ** -(torch.arange(0, 8, 2) / 8)
     ratio = (plain / inv_freq).tolist()
-    assert min(ratio) == pytest.approx(1) and max(ratio) == pytest.approx(8) and any(1.01 < r < 7.9 for r in ratio), ratio
+    assert min(ratio) == pytest.approx(1) and max(ratio) == pytest.approx(8) and any(1.01 < r < 7.9 for r in ratio), (
+        ratio
+    )
 
 
 @everywhere
@@ -111,7 +114,9 @@ def test_a_hit_on_blocks_that_the_same_pass_computes(
     prefix = random_ids(4, 256)
     owner = Sequence(0, np.concatenate([prefix, random_ids(5, 20)]))
     guest = Sequence(1, np.concatenate([prefix, random_ids(6, 33)]))
-    single = Sequence(2, np.concatenate([prefix, random_ids(7, 1)]))  # a hit that leaves one token: attended as a decode
+    single = Sequence(
+        2, np.concatenate([prefix, random_ids(7, 1)])
+    )  # a hit that leaves one token: attended as a decode
     cache.grow(owner, len(owner.ids))
     cache.share(guest, owner, 256 // block_size)
     cache.share(single, owner, 256 // block_size)
