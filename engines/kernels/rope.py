@@ -1,0 +1,118 @@
+"""QK-norm, RoPE and the write of K and V into their blocks, in one kernel over the merged product.
+
+The slot of a token is looked up in the block table on the device, so the host never makes slot mappings.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _head(
+    qkv_ptr, at, bias_ptr, bias_at, mask, stride_part, PARTS: tl.constexpr, BIAS: tl.constexpr, DTYPE: tl.constexpr
+):
+    x = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(qkv_ptr + part * stride_part + at, mask=mask, other=0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias_ptr + bias_at, mask=mask, other=0.0).to(tl.float32)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def _rope_store_kernel(
+    qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
+    num_tokens_ptr, eps, stride_qkv, stride_part, stride_block, stride_slot, stride_head, stride_table,
+    GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
+    HEADS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """One program a token and KV head: the group's query heads, its key head, its value head."""
+    token = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if token >= tl.load(num_tokens_ptr):
+        return
+    dtype = q_out_ptr.dtype.element_ty
+    half: tl.constexpr = HEAD_DIM // 2
+    offs = tl.arange(0, HALF_PAD)
+    position = tl.load(positions_ptr + token)
+    cos = tl.load(cos_ptr + position.to(tl.int64) * half + offs, mask=offs < half, other=0.0)
+    sin = tl.load(sin_ptr + position.to(tl.int64) * half + offs, mask=offs < half, other=0.0)
+    block = tl.load(tables_ptr + tl.load(rows_ptr + token).to(tl.int64) * stride_table + position // BLOCK_SIZE).to(
+        tl.int64
+    )
+    slot = block * stride_block + (position % BLOCK_SIZE) * stride_slot + kv_head * stride_head
+
+    # Rows 0 .. GROUP-1: query heads; row GROUP: the key head.
+    head = tl.arange(0, HEADS_PAD)
+    is_key = head == GROUP
+    column = tl.where(is_key, NUM_HEADS + kv_head, kv_head * GROUP + head) * HEAD_DIM
+    mask = (head <= GROUP)[:, None] & (offs < half)[None, :]
+    low = column[:, None] + offs[None, :]
+    base = token.to(tl.int64) * stride_qkv
+    first = _head(qkv_ptr, base + low, bias_ptr, low, mask, stride_part, PARTS, BIAS, dtype)
+    second = _head(qkv_ptr, base + low + half, bias_ptr, low + half, mask, stride_part, PARTS, BIAS, dtype)
+    if NORM:
+        wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+        square = tl.sum(wide_first * wide_first, 1) + tl.sum(wide_second * wide_second, 1)
+        inverse = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+        keep = offs < half
+        q_weight_first = tl.load(q_norm_ptr + offs, mask=keep, other=0.0)[None, :]
+        q_weight_second = tl.load(q_norm_ptr + half + offs, mask=keep, other=0.0)[None, :]
+        k_weight_first = tl.load(k_norm_ptr + offs, mask=keep, other=0.0)[None, :]
+        k_weight_second = tl.load(k_norm_ptr + half + offs, mask=keep, other=0.0)[None, :]
+        first = (wide_first * inverse).to(dtype) * tl.where(is_key[:, None], k_weight_first, q_weight_first)
+        second = (wide_second * inverse).to(dtype) * tl.where(is_key[:, None], k_weight_second, q_weight_second)
+    x, y = first.to(tl.float32), second.to(tl.float32)
+    turned_first = (x * cos[None, :] - y * sin[None, :]).to(dtype)
+    turned_second = (y * cos[None, :] + x * sin[None, :]).to(dtype)
+    q_at = token.to(tl.int64) * NUM_HEADS * HEAD_DIM + low
+    q_mask = mask & (head < GROUP)[:, None]
+    tl.store(q_out_ptr + q_at, turned_first, mask=q_mask)
+    tl.store(q_out_ptr + q_at + half, turned_second, mask=q_mask)
+    k_at = slot + tl.zeros([HEADS_PAD, 1], tl.int64) + offs[None, :]
+    k_mask = is_key[:, None] & (offs < half)[None, :]
+    tl.store(k_ptr + k_at, turned_first, mask=k_mask)
+    tl.store(k_ptr + k_at + half, turned_second, mask=k_mask)
+
+    v_low = (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + offs
+    v_first = _head(qkv_ptr, base + v_low, bias_ptr, v_low, offs < half, stride_part, PARTS, BIAS, dtype)
+    v_second = _head(qkv_ptr, base + v_low + half, bias_ptr, v_low + half, offs < half, stride_part, PARTS, BIAS, dtype)
+    tl.store(v_ptr + slot + offs, v_first, mask=offs < half)
+    tl.store(v_ptr + slot + half + offs, v_second, mask=offs < half)
+
+
+def rope_and_store(
+    qkv: torch.Tensor,
+    bias: torch.Tensor | None,
+    q_out: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    num_tokens: torch.Tensor,
+    eps: float,
+) -> None:
+    """Norm and turn queries into q_out and keys into the cache, and copy values into the cache.
+
+    qkv [T, (H + 2 KV) * D] or partial sums [parts, T, …]; q_out [T, H, D]; caches [num_blocks, block_size, KV, D]; cos, sin
+    f32 [positions, D / 2]; positions, table_rows int32 [T]: token t lies at positions[t] of block_tables[table_rows[t]].
+    """
+    parts = qkv.shape[0] if qkv.dim() == 3 else 1
+    num_heads, head_dim = q_out.shape[1], q_out.shape[2]
+    block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
+    group = num_heads // kv_heads
+    _rope_store_kernel[(len(q_out), kv_heads)](
+        qkv, bias, q_out, k_cache, v_cache, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
+        qkv.stride(-2), qkv.stride(0) if parts > 1 else 0, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
+        GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2),
+        HEADS_PAD=triton.next_power_of_2(group + 1), BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
+        num_warps=2 if group > 2 else 1,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""From logits to tokens in one pass: argmax, of the logits or of logits / temperature + Gumbel noise.
+
+The noise is the hash of (key, token) that engines/torch_engine/sampling.py states, so both draw the same token from the same
+logits. A second, small kernel takes the best of each row's blocks; among equals the lowest token wins, as in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 4096
+
+
+@triton.jit
+def _best_of_block_kernel(
+    logits_ptr, keys_ptr, best_ptr, token_ptr, num_rows_ptr, inverse_temperature, stride_row, VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr, NOISE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    if row >= tl.load(num_rows_ptr):
+        return
+    block = tl.program_id(1)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row.to(tl.int64) * stride_row + tokens, mask=tokens < VOCAB, other=float("-inf")).to(
+        tl.float32
+    )
+    if NOISE:
+        # SplitMix64 of key + (token + 1) * golden ratio; the top 23 bits, centred in their cells.
+        h = tl.load(keys_ptr + row).to(tl.uint64, bitcast=True) + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9
+        h = (h ^ (h >> 27)) * 0x94D049BB133111EB
+        h = h ^ (h >> 31)
+        uniform = ((h >> 41).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+        x = x * inverse_temperature - tl.log(-tl.log(uniform))
+        x = tl.where(tokens < VOCAB, x, float("-inf"))
+    best = tl.max(x, 0)
+    at = row * NUM_BLOCKS + block
+    tl.store(best_ptr + at, best)
+    tl.store(token_ptr + at, tl.min(tl.where(x == best, tokens, VOCAB), 0))
+
+
+@triton.jit
+def _best_of_row_kernel(best_ptr, token_ptr, out_ptr, num_rows_ptr, NUM_BLOCKS: tl.constexpr, PAD: tl.constexpr):
+    row = tl.program_id(0)
+    if row >= tl.load(num_rows_ptr):
+        return
+    offs = tl.arange(0, PAD)
+    best = tl.load(best_ptr + row * NUM_BLOCKS + offs, mask=offs < NUM_BLOCKS, other=float("-inf"))
+    token = tl.load(token_ptr + row * NUM_BLOCKS + offs, mask=offs < NUM_BLOCKS, other=2147483647)
+    tl.store(out_ptr + row, tl.min(tl.where(best == tl.max(best, 0), token, 2147483647), 0))
+
+
+def num_blocks(vocab_size: int) -> int:
+    return triton.cdiv(vocab_size, BLOCK)
+
+
+def sample(
+    logits: torch.Tensor,
+    keys: torch.Tensor | None,
+    best: torch.Tensor,
+    token: torch.Tensor,
+    out: torch.Tensor,
+    num_rows: torch.Tensor,
+    temperature: float,
+) -> None:
+    """out int32 [rows] = the token of each row. logits [rows, vocab]; keys int64 [rows] (temperature > 0); best float32 and token
+    int32 [rows, num_blocks(vocab)] are scratch; num_rows int32 [1]."""
+    rows, vocab = logits.shape
+    blocks = num_blocks(vocab)
+    noise = temperature > 0
+    _best_of_block_kernel[(rows, blocks)](
+        logits, keys, best, token, num_rows, 1.0 / temperature if noise else 1.0, logits.stride(0),
+        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8,
+    )  # fmt: skip
+    _best_of_row_kernel[(rows,)](
+        best, token, out, num_rows, NUM_BLOCKS=blocks, PAD=triton.next_power_of_2(blocks), num_warps=1
+    )
