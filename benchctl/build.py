@@ -1,0 +1,344 @@
+"""From a command's options to everything a run is made of: trace, engine, scheduler, clock, arrivals, record. The only wiring.
+
+Concrete engines are imported here, by name, when they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchctl.admission import Admission, Sizes
+from benchctl.arrivals import Arrivals
+from benchctl.clock import Clock, RecordedClock, RoundClock, VirtualClock, WallClock
+from benchctl.config import (
+    PolicySettings,
+    ReplayOptions,
+    check_equal_pools,
+    check_flags,
+    chosen_schedulers,
+    recorded_settings,
+    settle,
+)
+from benchctl.describe import describe
+from benchctl.runner import RunParts
+from benchctl.sources import build_arrivals, check_arrivals, recorded_arrivals, recorded_times, requests_of
+from engines.interface import Engine, EngineLimits, NewRequest, Scheduler
+from engines.null_engine import NullEngine
+from reports.run import Run, open_run
+from traces.errors import BenchctlError
+from traces.load import Trace, open_trace
+from traces.prefix import prefix_upper_bound
+from traces.tokens import TokenMaker
+
+# Tokens of KV cache where nothing sets the pool and no card gives its free memory: small enough that the bundled
+# conversations feel it (both policies preempt), large enough for its longest request.
+DEFAULT_KV_TOKENS = 8192
+BOUND_MAX_TOKENS = 20_000_000  # of a trace, up to which its prefix bound is computed
+
+
+@dataclass(slots=True)
+class EngineChoice:
+    """Which engine, and the model it runs. `model` is loaded once and shared by the runs of a command."""
+
+    kind: str  # torch or null
+    why: str
+    model: Any = None
+    tokenizer: Any = None
+    device: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int | None:
+        return None if self.model is None else int(self.model.config.vocab_size)
+
+    @property
+    def max_model_len(self) -> int | None:
+        return None if self.model is None else int(self.model.config.max_position_embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A replay command, settled: what all of its runs share."""
+
+    options: ReplayOptions
+    trace: Trace
+    engine: EngineChoice
+    policies: tuple[PolicySettings, ...]
+    clock: str
+    arrivals: str
+    num_requests: int
+    earlier: Run | None  # of --clock recorded
+    notes: tuple[str, ...]
+
+
+def build_command(options: ReplayOptions) -> Command:
+    """Check the options against each other, open the trace, choose the engine, settle every policy. Raises BenchctlError."""
+    names = chosen_schedulers(options.schedulers)
+    notes = check_flags(options, names)
+    check_together(options)
+    trace = open_trace(options.trace, skip_bad=options.skip_bad)
+    notes += trace.notes
+    earlier = None if options.from_run is None else open_earlier(options.from_run, trace)
+    engine = choose_engine(options, trace)
+    notes += engine.notes
+    clock = options.clock or ("virtual" if engine.kind == "null" else "wall")
+    kind = str(earlier.manifest.get("arrivals")) if earlier else check_arrivals(trace, options, clock)
+    if options.outputs == "sampled" and kind != "session" and any(r.carry for r in requests_of(trace, options, clock)):
+        raise BenchctlError(
+            "turns carry their parent's output, which --outputs sampled does not know beforehand",
+            fix="--arrivals session, or --outputs forced",
+        )
+    policies = settle_all(options, names, trace, engine, earlier)
+    check_equal_pools(options, policies)
+    num = trace.num_requests if options.num_prompts is None else min(options.num_prompts, trace.num_requests)
+    return Command(options, trace, engine, tuple(policies), clock, kind, num, earlier, tuple(notes))
+
+
+def check_together(options: ReplayOptions) -> None:
+    """Options that exclude or need each other. Raises BenchctlError."""
+    if options.clock == "recorded" and options.from_run is None:
+        raise BenchctlError("--clock recorded needs the run whose admissions it repeats", fix="--from RUN")
+    if options.from_run is not None and options.clock != "recorded":
+        raise BenchctlError("--from is for --clock recorded", fix="add --clock recorded, or leave --from out")
+    if options.outputs == "sampled" and options.engine == "null":
+        raise BenchctlError("the null engine chooses no tokens", where="--outputs sampled", fix="--engine torch")
+    if options.from_run is not None:
+        for name, value in (
+            ("--request-rate", options.request_rate),
+            ("--arrivals", options.arrivals),
+            ("--max-concurrency", options.max_concurrency),
+            ("--time-scale or --speedup", options.time_scale),
+            ("--num-prompts", options.num_prompts),
+        ):
+            if value is not None:
+                raise BenchctlError(f"{name} changes arrivals, which --clock recorded repeats", fix="leave it out")
+
+
+def open_earlier(path: str, trace: Trace) -> Run:
+    """The run that `--clock recorded` repeats. Raises BenchctlError where it was of another trace, or kept no admissions."""
+    run = open_run(path)
+    known = (run.manifest.get("trace") or {}).get("sha256")
+    if known != trace.sha256:
+        raise BenchctlError(
+            f"the earlier run replayed another trace: its sha256 begins {str(known)[:12]}, this one's {trace.sha256[:12]}",
+            where=path,
+            fix=f"replay {(run.manifest.get('trace') or {}).get('path')}",
+        )
+    if not run.has("decisions"):
+        raise BenchctlError(
+            f"the earlier run kept --records {run.manifest.get('records')}: its refusals are not known",
+            where=path,
+            fix="record it with --records compact or full",
+        )
+    return run
+
+
+def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
+    """`auto`: the torch engine on CUDA with qwen3-0.6b, else on the CPU with tiny. Raises BenchctlError."""
+    if options.engine == "simulated":
+        raise BenchctlError("this version has no simulated engine", where="--engine", fix="--engine null or torch")
+    if options.engine == "null":
+        if trace.has_text and options.model is None:
+            raise BenchctlError(
+                "the trace has text, and the null engine has no tokenizer",
+                where=str(trace.path),
+                fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
+            )
+        choice = EngineChoice("null", "asked for")
+        if options.model is not None:
+            from engines.model.load import load_tokenizer
+
+            choice.tokenizer = load_tokenizer(options.model)
+        return choice
+    try:
+        import torch
+    except ImportError:
+        raise BenchctlError(
+            "the torch engine needs torch, which is not installed", fix="pip install torch, or --engine null"
+        ) from None
+    from engines.model.load import load_model, load_tokenizer
+
+    on_card = torch.cuda.is_available()
+    name = options.model or ("qwen3-0.6b" if on_card else "tiny")
+    model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
+    choice = EngineChoice("torch", "asked for" if options.engine == "torch" else "auto", model=model)
+    choice.device = torch.cuda.get_device_name(0) if on_card else "CPU"
+    if options.engine == "auto":
+        choice.notes.append(f"--engine auto: torch on {choice.device} with {name}")
+    if Path(name).expanduser().is_dir() and (trace.has_text or options.outputs == "sampled"):
+        choice.tokenizer = load_tokenizer(name)
+    return choice
+
+
+def settle_all(
+    options: ReplayOptions, names: tuple[str, ...], trace: Trace, engine: EngineChoice, earlier: Run | None
+) -> list[PolicySettings]:
+    """Every policy's settings; where nothing sets the pool all get the same usable tokens."""
+    recorded = {name: recorded_settings(earlier.manifest, name) if earlier else None for name in names}
+
+    def settle_with(default: Callable[[int], tuple[int, str]]) -> list[PolicySettings]:
+        return [
+            settle(
+                options, name, trace.header.limits, recorded[name],
+                default_tokens=default, model_max_len=engine.max_model_len,
+            )
+            for name in names
+        ]  # fmt: skip
+
+    if engine.model is None or engine.model.device.type != "cuda":
+        tokens, why = DEFAULT_KV_TOKENS, "default"
+    else:
+        # The budget and the seats bound the largest pass, so they are needed before the pool: settle them on any pool.
+        first = settle_with(lambda block_size: (engine.max_model_len or 2**20, "device memory"))
+        if not any(p.settings["num_blocks"].source == "device memory" for p in first):
+            return first
+        from engines.torch_engine.memory import max_kv_tokens
+
+        tokens = max_kv_tokens(
+            engine.model,
+            gpu_memory_utilization=options.gpu_memory_utilization or 0.9,
+            max_num_batched_tokens=max(p.config.max_num_batched_tokens for p in first),
+            max_num_seqs=max(p.config.max_num_seqs for p in first),
+            max_model_len=max(p.config.max_model_len or 0 for p in first) or None,
+        )
+        why = "device memory"
+    policies = settle_with(lambda block_size: (max(tokens, block_size), why))
+    shared = math.lcm(*(p.config.block_size for p in policies))
+    if len({p.usable_tokens for p in policies}) > 1 and all(p.settings["num_blocks"].source == why for p in policies):
+        tokens = max(tokens // shared, 1) * shared
+        policies = settle_with(lambda block_size: (tokens, why))
+    return policies
+
+
+# -- one run
+
+
+def build_run(command: Command, policy: PolicySettings, folder: Path | None) -> RunParts:
+    """Everything for one run of `policy`; its engine holds memory until `close`. Raises BenchctlError."""
+    options, trace, notes = command.options, command.trace, list[str]()
+    engine = build_engine(command, policy)
+    scheduler: Scheduler = policy.info.build(policy.config, log_decisions=folder is not None)
+    maker = TokenMaker(trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
+    eos = () if command.engine.model is None else command.engine.model.config.eos_token_ids
+    admission = Admission(
+        prompt_length=maker.prompt_length,
+        token_ids=maker.token_ids,
+        sizes=Sizes(
+            policy.usable_blocks,
+            policy.config.block_size,
+            policy.settings["max_model_len"].value,
+            cut_outputs="max_model_len" not in policy.info.knobs,
+        ),
+        over_length=options.over_length,
+        forced=options.outputs == "forced",
+        eos_token_ids=frozenset(eos),
+        trace=str(trace.path),
+    )
+    if options.num_warmups:
+        warmed = scheduler if options.warm_cache else policy.info.build(policy.config, log_decisions=False)
+        warm_up(command, warmed, engine, admission)
+    arrivals: Arrivals
+    if command.earlier is not None:
+        arrivals = recorded_arrivals(trace, command.earlier)
+    else:
+        arrivals = build_arrivals(trace, options, command.arrivals, command.clock, notes)
+    return RunParts(
+        folder=folder,
+        name=policy.name,
+        scheduler=scheduler,
+        engine=engine,
+        arrivals=arrivals,
+        admission=admission,
+        start_clock=clock_of(command),
+        usable_blocks=policy.usable_blocks,
+        records=options.records,
+        manifest=describe(command, policy, notes),
+    )
+
+
+def build_engine(command: Command, policy: PolicySettings) -> Engine:
+    """An engine of its own for a run: pools are not shared."""
+    options, config = command.options, policy.config
+    if command.engine.model is None:
+        limits = EngineLimits(config.num_blocks, config.block_size, policy.settings["max_model_len"].value, None)
+        return NullEngine(limits) if options.round_cost is None else NullEngine(limits, options.round_cost)
+    from engines.torch_engine.engine import TorchEngine
+
+    return TorchEngine(
+        command.engine.model,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_model_len=policy.settings["max_model_len"].value,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+
+
+def clock_of(command: Command) -> Callable[[threading.Event], Clock]:
+    """Starts the command's clock. The event ends a wall clock's sleep."""
+    if command.clock == "recorded":
+        assert command.earlier is not None, "checked with the options"
+        times = recorded_times(command.earlier)
+        return lambda stop: RecordedClock(times)
+    if command.clock == "rounds":
+        return lambda stop: RoundClock()
+    if command.clock == "virtual":
+        return lambda stop: VirtualClock(count_host=command.engine.model is not None)
+    return WallClock
+
+
+def warm_up(command: Command, scheduler: Scheduler, engine: Engine, admission: Admission) -> None:
+    """Run the sizes of the first `--num-warmups` requests with ids that share no prefix with the trace, all at once.
+
+    Their rows are negative, so none is a row of the trace. What the scheduler refuses is left out.
+    """
+    generator = np.random.default_rng([command.options.seed, 0x77617265])
+    top = command.engine.vocab_size or 2**62
+    for number, request in enumerate(
+        islice(requests_of(command.trace, command.options, command.clock), command.options.num_warmups), 1
+    ):
+        new, rejection = admission.prepare(request, 0.0)
+        ids = generator.integers(0, top, new.num_prompt_tokens + new.num_output_tokens, dtype=np.int64)
+        if rejection is None:
+            scheduler.add(
+                NewRequest(
+                    -number, f"warm-up {number}", new.num_prompt_tokens, new.num_output_tokens, partial(np.copy, ids)
+                )
+            )
+    while scheduler.has_unfinished():
+        round = scheduler.schedule()
+        result = engine.collect(engine.launch(round.batch)) if round.batch.num_seqs else None
+        assert round.batch.num_seqs or round.num_preempted, "a warm-up round that scheduled nothing"
+        scheduler.update(round, None if result is None else result.token_ids)
+
+
+def prefix_bound(command: Command, block_size: int) -> dict[str, int] | None:
+    """What an unbounded prefix cache with blocks of this size would hit; None for traces beyond BOUND_MAX_TOKENS.
+
+    Prompts as the trace states them, in the order in which they are due.
+    """
+    maker = TokenMaker(command.trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
+    total = 0
+
+    def arrays() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        nonlocal total
+        for request in requests_of(command.trace, command.options, command.clock):
+            total += maker.prompt_length(request) + (request.output_length or 1)
+            if total > BOUND_MAX_TOKENS:
+                return
+            yield maker.prompt_length(request), maker.token_ids(request)
+
+    queried, hit = prefix_upper_bound(arrays(), block_size)
+    return (
+        None if total > BOUND_MAX_TOKENS else {"queried_tokens": queried, "hit_tokens": hit, "block_size": block_size}
+    )

@@ -1,0 +1,359 @@
+"""The command line: parse → build → call → print. Heavy imports stand inside the commands, so that --help answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+
+from benchctl import __version__
+from traces.errors import BenchctlError
+
+app = typer.Typer(
+    name="benchctl",
+    help="Replay LLM request traces under nano-vLLM's and vLLM V1's schedulers and see every decision, with its reason.",
+    epilog="Exit codes: 0 ok; 1 a request was refused or a run broke; 2 usage or bad input; 130 Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SCHEDULING, POOL, ENGINE, ARRIVALS, CLOCK, OUTPUT = (
+    "Scheduling", "KV cache", "Engine", "Arrivals and requests", "Clock", "Output",
+)  # fmt: skip
+
+
+def opt(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=panel, help=help, show_default=False, **more)
+
+
+def main() -> None:
+    """The console script. A user's mistake is a few lines on stderr and an exit code, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except BenchctlError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of stdout went away (`| head`): keep the interpreter from failing once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"benchctl {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def replay(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="A trace (JSONL, Mooncake JSONL; may be gzipped), or a bundled one by name.", show_default=False
+        ),
+    ],
+    scheduler: Annotated[
+        list[str] | None,
+        opt("--scheduler", "-s", panel=SCHEDULING, help="nano or vllm; repeat it for several. Without it: both."),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None,
+        opt("--max-num-seqs", panel=SCHEDULING, help="Sequences in a round (nano) or running (vllm). Default 512."),
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, opt("--max-num-batched-tokens", panel=SCHEDULING, help="Token budget of a round. Default 16384.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        opt(
+            "--max-model-len",
+            panel=SCHEDULING,
+            help="Longest sequence, prompt and output. Default: the model's; none with --engine null. For nano outputs are cut where vllm would stop.",
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None,
+        opt(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            panel=SCHEDULING,
+            help="Reuse blocks of equal prefixes. Default on.",
+        ),
+    ] = None,
+    enable_chunked_prefill: Annotated[
+        bool | None,
+        opt(
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            panel=SCHEDULING,
+            help="vllm: split prompts over rounds. Default on.",
+        ),
+    ] = None,
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        opt(
+            "--long-prefill-token-threshold",
+            panel=SCHEDULING,
+            help="vllm: most tokens for one request in a round while others exist. Default 0: no cap.",
+        ),
+    ] = None,
+    scheduling_policy: Annotated[
+        str | None, opt("--scheduling-policy", panel=SCHEDULING, help="vllm: fcfs or priority. Default fcfs.")
+    ] = None,
+    scheduler_reserve_full_isl: Annotated[
+        bool | None,
+        opt(
+            "--scheduler-reserve-full-isl/--no-scheduler-reserve-full-isl",
+            panel=SCHEDULING,
+            help="vllm: admit only where the whole known sequence fits the free blocks. Default off here, on in vLLM 0.33.0.",
+        ),
+    ] = None,
+    watermark: Annotated[
+        float | None,
+        opt("--watermark", panel=SCHEDULING, help="vllm: share of the pool kept from newcomers. Default 0."),
+    ] = None,
+    max_loras: Annotated[
+        int | None,
+        opt("--max-loras", panel=SCHEDULING, help="vllm: different adapters among the running. Default: no limit."),
+    ] = None,
+    block_size: Annotated[
+        int | None, opt("--block-size", panel=POOL, help="Tokens of a block. Default 256 for nano, 16 for vllm.")
+    ] = None,
+    kv_cache_tokens: Annotated[
+        int | None,
+        opt(
+            "--kv-cache-tokens",
+            panel=POOL,
+            help="Usable tokens of KV cache, the same for every policy; a multiple of each block size.",
+        ),
+    ] = None,
+    num_blocks: Annotated[
+        int | None,
+        opt(
+            "--num-blocks",
+            "--num-gpu-blocks-override",
+            panel=POOL,
+            help="Blocks of one policy, vllm's null block included.",
+        ),
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        opt(
+            "--gpu-memory-utilization",
+            panel=POOL,
+            help="Share of a card's memory to use where nothing sets the pool. Default 0.9.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        opt(
+            "--engine",
+            panel=ENGINE,
+            help="auto, torch or null. Default auto: torch on CUDA, else torch on the CPU. null schedules only.",
+        ),
+    ] = "auto",
+    model: Annotated[
+        str | None,
+        opt(
+            "--model",
+            panel=ENGINE,
+            help="tiny, qwen3-0.6b, qwen3-8b, llama-3.1-8b (random weights), or a local Hugging Face folder. Default: qwen3-0.6b on CUDA, tiny on the CPU.",
+        ),
+    ] = None,
+    load_format: Annotated[
+        str, opt("--load-format", panel=ENGINE, help="auto, or dummy for random weights. Default auto.")
+    ] = "auto",
+    dtype: Annotated[
+        str | None, opt("--dtype", panel=ENGINE, help="auto, float32, bfloat16 or float16. Default auto.")
+    ] = None,
+    seed: Annotated[
+        int, opt("--seed", panel=ENGINE, help="Of dummy weights, --request-rate, warm-ups and sampling. Default 0.")
+    ] = 0,
+    outputs: Annotated[
+        str,
+        opt(
+            "--outputs",
+            panel=ENGINE,
+            help="forced: the trace's outputs are appended; sampled: what the model says. Default forced.",
+        ),
+    ] = "forced",
+    temperature: Annotated[
+        float, opt("--temperature", panel=ENGINE, help="Of the model's choice. Default 0: the likeliest token.")
+    ] = 0.0,
+    arrivals: Annotated[
+        str | None,
+        opt(
+            "--arrivals",
+            panel=ARRIVALS,
+            help="trace: at the times of the trace; session: each turn think_s after its parent finished. Default trace where every row has a time.",
+        ),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        opt("--max-concurrency", panel=ARRIVALS, help="Closed loop: at most N requests in the scheduler at a time."),
+    ] = None,
+    request_rate: Annotated[
+        str | None,
+        opt(
+            "--request-rate",
+            panel=ARRIVALS,
+            help="Replace the trace's arrivals: R a second on average; inf: all at once.",
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        opt("--burstiness", panel=ARRIVALS, help="Shape of the gamma gaps of --request-rate. Default 1: Poisson."),
+    ] = None,
+    time_scale: Annotated[
+        float | None, opt("--time-scale", panel=ARRIVALS, help="Multiply the gaps between arrivals.")
+    ] = None,
+    speedup: Annotated[float | None, opt("--speedup", panel=ARRIVALS, help="Divide the gaps between arrivals.")] = None,
+    num_prompts: Annotated[int | None, opt("--num-prompts", panel=ARRIVALS, help="Only the first N requests.")] = None,
+    num_warmups: Annotated[
+        int,
+        opt(
+            "--num-warmups",
+            panel=ARRIVALS,
+            help="Requests run beforehand, without a prefix in common with the trace. Default 0.",
+        ),
+    ] = 0,
+    warm_cache: Annotated[
+        bool, opt("--warm-cache", panel=ARRIVALS, help="Keep the warm-ups' blocks in the prefix cache.")
+    ] = False,
+    num_repeats: Annotated[
+        int, opt("--num-repeats", panel=ARRIVALS, help="Run each policy N times, interleaved A B B A. Default 1.")
+    ] = 1,
+    over_length: Annotated[
+        str,
+        opt(
+            "--over-length",
+            panel=ARRIVALS,
+            help="Requests that can never fit: reject (exit 1), skip, truncate or error (exit 2). Default reject.",
+        ),
+    ] = "reject",
+    skip_bad: Annotated[
+        bool, opt("--skip-bad", panel=ARRIVALS, help="Leave faulty rows of the trace out, and count them.")
+    ] = False,
+    clock: Annotated[
+        str | None,
+        opt(
+            "--clock",
+            panel=CLOCK,
+            help="wall, virtual, rounds or recorded. Default wall with torch, virtual with null.",
+        ),
+    ] = None,
+    round_cost: Annotated[
+        str | None,
+        opt(
+            "--round-cost",
+            panel=CLOCK,
+            help="A,B,C of the null engine: a round takes A + B·tokens + C·Σcontext seconds. Default 5e-3,20e-6,2e-9.",
+        ),
+    ] = None,
+    round_seconds: Annotated[
+        float,
+        opt(
+            "--round-seconds",
+            panel=CLOCK,
+            help="With --clock rounds: seconds of arrival_s that make a round. Default 1.",
+        ),
+    ] = 1.0,
+    from_run: Annotated[
+        str | None,
+        opt("--from", panel=CLOCK, help="With --clock recorded: the run whose admissions, limits and pool are taken."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        opt("--out", "-o", panel=OUTPUT, help="Folder; a run goes to DIR/<scheduler>/. Default runs/<trace>-<time>/."),
+    ] = None,
+    force: Annotated[bool, opt("--force", panel=OUTPUT, help="Replace earlier runs in --out.")] = False,
+    records: Annotated[
+        str,
+        opt(
+            "--records",
+            panel=OUTPUT,
+            help="none, summary (no batches, decisions, blocks, tokens), compact or full. Default full.",
+        ),
+    ] = "full",
+    goodput: Annotated[
+        list[str] | None,
+        opt(
+            "--goodput",
+            panel=OUTPUT,
+            help="An SLO such as ttft:200 or e2el:3s (ms unless it says s); repeat it for several.",
+        ),
+    ] = None,
+    percentile_metrics: Annotated[
+        str, opt("--percentile-metrics", panel=OUTPUT, help="Of ttft,tpot,itl,e2el. Default all.")
+    ] = "ttft,tpot,itl,e2el",
+    metric_percentiles: Annotated[
+        str, opt("--metric-percentiles", panel=OUTPUT, help="Default 50,90,95,99.")
+    ] = "50,90,95,99",
+    report: Annotated[
+        bool, opt("--report/--no-report", panel=OUTPUT, help="Write DIR/report.html. Default on.")
+    ] = True,
+    json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the summary as JSON.")] = False,
+) -> int:
+    """Replay a trace under one or both schedulers, record every round, and print a summary.
+
+    Example: benchctl replay traces/walkthrough.jsonl --scheduler nano --engine null --clock rounds
+    """
+    from benchctl.parse import replay_options
+
+    options = replay_options(**locals())
+    from benchctl.command import run_replay
+
+    return run_replay(options)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of runs.", show_default=False)],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", "-o", help="The page to write. Default: report.html beside the first run.", show_default=False
+        ),
+    ] = None,
+) -> int:
+    """Draw one offline HTML page of recorded runs.
+
+    Example: benchctl report runs/sharegpt-20261130-101500 -o report.html
+    """
+    from benchctl.parse import write_report_of
+
+    print(write_report_of(runs, out))
+    return 0
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> int:
+    """Say what is installed, which device there is, what is missing and how to get it.
+
+    Example: benchctl doctor --json
+    """
+    from benchctl.doctor import diagnose, print_diagnosis
+
+    return print_diagnosis(diagnose(), as_json=json)

@@ -1,0 +1,213 @@
+"""The clocks a replay can run on: what time it is, and how far a round moves it.
+
+A clock must not know a policy, an engine or a queue. It has a `position`, in which arrivals are due: seconds for `wall` and
+`virtual`, ticks for `rounds` and `recorded` (the number of the next round less one). Host times are handed in by the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from engines.interface import StepResult
+
+RoundTimes = tuple[float, float, float, float]  # t_start_s, t_scheduled_s, t_executed_s, t_end_s
+
+
+class Clock(Protocol):
+    """Time of a run. `round` is the number of the round that comes next, or is under way."""
+
+    name: str
+    round: int
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    def position(self) -> float:
+        """Where the clock stands, in the unit in which arrivals are due."""
+
+    def idle(self, until: float) -> None:
+        """Nothing to run before position `until`: go there. May come back early, when the run is to stop."""
+
+    def stalled(self, until: float) -> None:
+        """A round scheduled nothing and nothing changes before position `until`."""
+
+    def start_round(self) -> float:
+        """Time at which schedule() begins."""
+
+    def scheduled(self, schedule_s: float) -> float:
+        """Time after schedule(), which took `schedule_s` of host time."""
+
+    def executed(self, result: StepResult | None, elapsed_s: float) -> float:
+        """Time after the forward pass, which took `elapsed_s` of host time; None: there was nothing to execute."""
+
+    def end_round(self, update_s: float) -> float:
+        """Time after update(): when the round's tokens are out. The next round's number is one higher."""
+
+
+class WallClock:
+    """Real time. Idle time is slept, until the next arrival or until `stop` is set."""
+
+    name = "wall"
+
+    def __init__(self, stop: threading.Event | None = None) -> None:
+        self.round = 1
+        self._stop = stop or threading.Event()
+        self._zero = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._zero
+
+    position = now
+
+    def idle(self, until: float) -> None:
+        # Sleeping ends late by the timer's slack, never early: an arrival is admitted after it is due.
+        while (left := until - self.now()) > 0 and not self._stop.is_set():
+            self._stop.wait(min(left, 0.5))
+
+    stalled = idle
+
+    def start_round(self) -> float:
+        return self.now()
+
+    def scheduled(self, schedule_s: float) -> float:
+        return self.now()
+
+    def executed(self, result: StepResult | None, elapsed_s: float) -> float:
+        return self.now()
+
+    def end_round(self, update_s: float) -> float:
+        self.round += 1
+        return self.now()
+
+
+class VirtualClock:
+    """Jumps over idle time; a round takes what the engine says it took.
+
+    With `count_host` (an engine that really computes) the host time of scheduling, preparing and updating counts too.
+    Recording never does. Where an engine states no duration, the elapsed time of launch and collect is its duration.
+    """
+
+    name = "virtual"
+
+    def __init__(self, *, count_host: bool) -> None:
+        self.round = 1
+        self._now = 0.0
+        self._count_host = count_host
+
+    def now(self) -> float:
+        return self._now
+
+    position = now
+
+    def idle(self, until: float) -> None:
+        self._now = max(self._now, until)
+
+    stalled = idle
+
+    def start_round(self) -> float:
+        return self._now
+
+    def scheduled(self, schedule_s: float) -> float:
+        return self._host(schedule_s)
+
+    def executed(self, result: StepResult | None, elapsed_s: float) -> float:
+        if result is not None and result.duration_s is None:
+            self._now += elapsed_s
+        elif result is not None and result.duration_s is not None:
+            self._host(result.prepare_s)
+            self._now += result.duration_s
+        return self._now
+
+    def end_round(self, update_s: float) -> float:
+        self.round += 1
+        return self._host(update_s)
+
+    def _host(self, seconds: float) -> float:
+        if self._count_host:
+            self._now += seconds
+        return self._now
+
+
+class RoundClock:
+    """One tick a round, ticks go on while idle, a tick counts as one second: round n lasts from n - 1 to n."""
+
+    name = "rounds"
+
+    def __init__(self) -> None:
+        self.round = 1
+
+    def now(self) -> float:
+        return float(self.round - 1)
+
+    position = now
+
+    def idle(self, until: float) -> None:
+        self.round = max(self.round, int(until) + 1)
+
+    def stalled(self, until: float) -> None:
+        """Empty rounds are rounds: each is counted and recorded."""
+
+    def start_round(self) -> float:
+        return self.now()
+
+    def scheduled(self, schedule_s: float) -> float:
+        return self.now()
+
+    def executed(self, result: StepResult | None, elapsed_s: float) -> float:
+        return float(self.round)
+
+    def end_round(self, update_s: float) -> float:
+        self.round += 1
+        return self.now()
+
+
+class RecordedClock:
+    """Rounds are numbered as in an earlier run, and take place at its times.
+
+    `times` maps a round's number to its four times there. A round that the earlier run did not have (under another policy or
+    pool) follows the last one and takes the engine's duration. Time never goes back.
+    """
+
+    name = "recorded"
+
+    def __init__(self, times: Mapping[int, RoundTimes]) -> None:
+        self.round = 1
+        self._times = times
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def position(self) -> float:
+        return float(self.round - 1)
+
+    def idle(self, until: float) -> None:
+        self.round = max(self.round, int(until) + 1)
+
+    def stalled(self, until: float) -> None:
+        """Empty rounds are rounds."""
+
+    def start_round(self) -> float:
+        return self._to(0)
+
+    def scheduled(self, schedule_s: float) -> float:
+        return self._to(1)
+
+    def executed(self, result: StepResult | None, elapsed_s: float) -> float:
+        if self.round not in self._times and result is not None:
+            self._now += elapsed_s if result.duration_s is None else result.duration_s
+        return self._to(2)
+
+    def end_round(self, update_s: float) -> float:
+        now = self._to(3)
+        self.round += 1
+        return now
+
+    def _to(self, which: int) -> float:
+        times = self._times.get(self.round)
+        if times is not None:
+            self._now = max(self._now, times[which])
+        return self._now

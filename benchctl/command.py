@@ -1,0 +1,280 @@
+"""`benchctl replay`, behind its flags: build, run every policy, print, write the report. Returns the exit code.
+
+Results go to stdout and files, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Console
+from rich.text import Text
+
+from benchctl.build import Command, build_command, build_run, prefix_bound
+from benchctl.config import PolicySettings, ReplayOptions
+from benchctl.manifest import FILE, write_manifest
+from benchctl.progress import Progress
+from benchctl.runner import RunResult, run_one, stop_on_interrupt
+from reports.run import Run, open_run
+from reports.summary import summarize
+from reports.terminal import MAX_ROUNDS, round_table, summary_table
+from traces.errors import BenchctlError
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+
+def run_replay(options: ReplayOptions) -> int:
+    """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
+    command = build_command(options)
+    out = None if options.records == "none" else out_folder(command)
+    announce(command, err)
+    results: list[RunResult] = []
+    with stop_on_interrupt() as stop:
+        for name, policy in run_order(command):
+            folder = None if out is None else make_run_folder(out / name, options.force)
+            parts = build_run(command, policy, folder)
+            try:
+                with Progress(err, name, policy.usable_blocks) as progress:
+                    result = run_one(parts, progress, stop)
+            finally:
+                parts.engine.close()
+            result = finish(command, policy, result)
+            results.append(result)
+            if result.error is not None:
+                say_error(result, err)
+                if isinstance(result.error, BenchctlError) and result.error.exit_code != FAILED:
+                    return result.error.exit_code
+            if stop.is_set() or result.outcome.interrupted:
+                break
+    show(command, results, out, err)
+    if any(result.status == "interrupted" for result in results):
+        return INTERRUPTED
+    broken = any(result.status != "complete" or result.outcome.rejected for result in results)
+    return FAILED if broken else OK
+
+
+def run_order(command: Command) -> Iterator[tuple[str, PolicySettings]]:
+    """(folder name, policy) of each run. Repeats of several policies are interleaved A B B A, so that drift hits both."""
+    repeats = command.options.num_repeats
+    for k in range(1, repeats + 1):
+        for policy in command.policies if k % 2 else command.policies[::-1]:
+            yield (policy.name if repeats == 1 else f"{policy.name}-{k}"), policy
+
+
+def out_folder(command: Command) -> Path:
+    """`--out`, or runs/<trace>-<time>. Checks all run folders before anything runs. Raises BenchctlError."""
+    options = command.options
+    if options.out is None:
+        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in command.trace.name) or "trace"
+        out = Path("runs") / f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        number = 1
+        while out.exists():
+            number += 1
+            out = out.with_name(f"{out.name.split('~')[0]}~{number}")
+    else:
+        out = Path(options.out)
+    for name, _ in run_order(command):
+        check_free(out / name, options.force)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchctlError(
+            f"{out} cannot be made: {error.strerror}", where="--out", fix="name another folder"
+        ) from None
+    return out
+
+
+def check_free(folder: Path, force: bool) -> None:
+    """Refuse to write over anything but, with `force`, an earlier run."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise BenchctlError(f"{folder} exists and is no folder", where="--out", fix="name another --out")
+    if not any(folder.iterdir()):
+        return
+    is_run = (folder / FILE).is_file()
+    if not force or not is_run:
+        what = "holds an earlier run" if is_run else "is not empty, and holds no run"
+        fix = "name another --out" + (", or pass --force to replace that run" if is_run else "")
+        raise BenchctlError(f"{folder} {what}", where="--out", fix=fix)
+
+
+def make_run_folder(folder: Path, force: bool) -> Path:
+    check_free(folder, force)
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder
+
+
+# -- what is said before and after
+
+
+def announce(command: Command, err: Console) -> None:
+    """What is about to run, with the source of each setting."""
+    trace, engine, options = command.trace, command.engine, command.options
+    cut = f" of {trace.num_requests}" if command.num_requests != trace.num_requests else ""
+    line(
+        err,
+        "trace",
+        f"{trace.name}: {command.num_requests}{cut} requests, sha256 {trace.sha256[:12]}{span_text(command)}",
+    )
+    model = "" if engine.model is None else f" {engine.model.name} on {engine.device},"
+    line(err, "engine", f"{engine.kind},{model} clock {command.clock}, arrivals {command.arrivals}")
+    for policy in command.policies:
+        pool = policy.settings["num_blocks"]
+        texts = [
+            f"{policy.usable_blocks} usable blocks of {policy.config.block_size} = {policy.usable_tokens} tokens ({pool.source})"
+        ]
+        for name, setting in policy.settings.items():
+            if name != "num_blocks" and (setting.source != "default" or name in SHOWN):
+                texts.append(f"{name} {plain(setting.value)} ({setting.source})")
+        line(err, policy.name, f"{policy.info.policy}: " + ", ".join(texts))
+    if options.max_concurrency is not None:
+        line(err, "load", f"closed loop: at most {options.max_concurrency} requests at a time (--max-concurrency)")
+    for note in [*command.notes, *(f"{p.name}: {n}" for p in command.policies for n in p.notes)]:
+        line(err, "note", note)
+
+
+SHOWN = ("max_num_seqs", "max_num_batched_tokens")
+
+
+def span_text(command: Command) -> str:
+    """How long arrivals take, after scaling; by rate they are only known as they come."""
+    options = command.options
+    if options.request_rate is not None:
+        return f", arrivals by rate {plain(options.request_rate)}/s (gamma, shape {plain(options.burstiness)}; not renormalised)"
+    if not command.trace.all_have_arrival_s:
+        return ""
+    scale = 1.0 if options.time_scale is None else options.time_scale
+    changed = "" if options.time_scale is None else f" (gaps × {scale:g})"
+    return f", arrivals over {command.trace.span_s * scale:.3f} s{changed}"
+
+
+def plain(value: Any) -> str:
+    return (
+        f"{value:g}" if isinstance(value, float) else "on" if value is True else "off" if value is False else str(value)
+    )
+
+
+def line(console: Console, head: str, text: str) -> None:
+    console.print(Text(f"{head:<7} ", style="bold") + Text(text))
+
+
+def say_error(result: RunResult, err: Console) -> None:
+    error = result.error
+    if isinstance(error, BenchctlError):
+        err.print(Text(f"Error: {result.name}: {error}"))
+    else:
+        assert error is not None
+        err.print(Text("".join(traceback.format_exception(error))))
+        err.print(Text(f"Error: {result.name}: the run broke: {type(error).__name__}: {error}"))
+    if result.folder is not None:
+        err.print(Text(f"  the rounds up to here are kept in {result.folder}"))
+
+
+def finish(command: Command, policy: PolicySettings, result: RunResult) -> RunResult:
+    """Add to a run what needs its records or the whole trace."""
+    if result.folder is None:
+        return result
+    manifest = dict(result.manifest)
+    if result.status == "complete" and policy.config.enable_prefix_caching:
+        manifest["prefix_upper_bound"] = prefix_bound(command, policy.config.block_size)
+    if command.options.outputs == "sampled" and command.engine.tokenizer is not None:
+        write_outputs(open_run(result.folder), command.engine.tokenizer)
+    write_manifest(result.folder, manifest)
+    return RunResult(result.name, result.folder, result.status, result.outcome, manifest, result.error)
+
+
+def write_outputs(run: Run, tokenizer: Any) -> None:
+    """outputs.jsonl: what the model said, a line for each request that emitted a token, in trace order."""
+    tokens = (
+        run.scan("tokens").sort("request", "index").group_by("request", maintain_order=True).agg("token_id").collect()
+    )
+    with (run.path / "outputs.jsonl").open("w", encoding="utf-8") as file:
+        for row, ids in tokens.sort("request").iter_rows():
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            file.write(json.dumps({"id": run.ids[row], "text": text, "token_ids": ids}, ensure_ascii=False) + "\n")
+
+
+def show(command: Command, results: list[RunResult], out: Path | None, err: Console) -> None:
+    """Summary to stdout (or JSON), then the paths."""
+    options = command.options
+    runs = [open_run(result.folder) for result in results if result.folder is not None]
+    page = write_page(runs, out, options, err) if out is not None and options.report and runs else None
+    summaries = [
+        summarize(run, percentile_metrics=options.percentile_metrics, percentiles=options.metric_percentiles)
+        for run in runs
+    ] or [counts_only(result) for result in results]
+    if options.json:
+        for summary, result in zip(summaries, results, strict=True):
+            summary["benchctl"]["path"] = None if result.folder is None else str(result.folder)
+            summary["benchctl"]["report"] = None if page is None else str(page)
+        print(json.dumps(summaries[0] if len(summaries) == 1 else {"runs": summaries}, indent=1, default=str))
+        return
+    stdout = Console(highlight=False)
+    wide = Console(highlight=False, soft_wrap=True)  # paths stay on one line, to be copied
+    if not runs:
+        for result, summary in zip(results, summaries, strict=True):
+            stdout.print(
+                Text(f"{result.name}: " + ", ".join(f"{k} {v}" for k, v in summary["benchctl"]["counts"].items()))
+            )
+        return
+    if command.clock == "rounds":
+        for run in runs:
+            if 0 < run.scan("rounds").select(pl.len()).collect().item() <= MAX_ROUNDS:
+                stdout.print(round_table(run))
+                stdout.print()
+    stdout.print(summary_table(summaries, percentile_metrics=options.percentile_metrics))
+    stdout.print()
+    for result in results:
+        line(wide, result.name, f"{result.folder}  {result.status}, digest {result.manifest.get('digest')}")
+    if page is not None:
+        line(wide, "report", str(page))
+
+
+def counts_only(result: RunResult) -> dict[str, Any]:
+    """What is known of a run with --records none, under vLLM bench's names."""
+    out = result.outcome
+    return {
+        "duration": out.end_s,
+        "completed": out.finished,
+        "failed": out.rejected + out.admitted - out.finished,
+        "total_output_tokens": out.emitted_tokens,
+        "request_throughput": out.finished / out.end_s if out.end_s else None,
+        "output_throughput": out.emitted_tokens / out.end_s if out.end_s else None,
+        "benchctl": {
+            "status": result.status,
+            "scheduler": result.manifest["scheduler"],
+            "counts": {
+                "status": result.status,
+                "duration_s": round(out.end_s, 6),
+                "wall_s": round(result.manifest["wall_s"], 6),
+                "finished": out.finished,
+                "rejected": out.rejected,
+                "rounds": out.rounds,
+                "output_tokens": out.emitted_tokens,
+                "preemptions": out.preemptions,
+            },
+        },
+    }
+
+
+def write_page(runs: list[Run], out: Path, options: ReplayOptions, err: Console) -> Path | None:
+    """DIR/report.html; where a drawing package is missing the replay stands without it."""
+    try:
+        from reports.page import write_report
+    except ImportError as error:
+        line(err, "note", f"no report.html: {error.name or error} is not installed (pip install plotly jinja2)")
+        return None
+    page = out / "report.html"
+    write_report(runs, page)
+    return page

@@ -1,0 +1,94 @@
+"""What a manifest says about a run before it starts: its settings with their sources, trace, policy, engine, clock.
+
+Must not change anything that is built.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
+from benchctl.manifest import base
+
+if TYPE_CHECKING:
+    from benchctl.build import Command
+
+# Settings that are not a policy's: option -> what its default is called in the manifest.
+RUN_OPTIONS = (
+    "engine", "model", "load_format", "dtype", "seed", "outputs", "temperature", "gpu_memory_utilization", "round_seconds",
+    "from_run", "max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "num_warmups", "warm_cache",
+    "num_repeats", "over_length", "skip_bad",
+)  # fmt: skip
+
+
+def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict[str, Any]:
+    """The manifest's fixed part, JSON-able (`reports.records.MANIFEST` lists what reports read)."""
+    options, trace, engine = command.options, command.trace, command.engine
+    config: dict[str, Any] = {
+        name: {"value": setting.value, "source": setting.source} for name, setting in policy.settings.items()
+    }
+    defaults = ReplayOptions(trace="")
+    for name in RUN_OPTIONS:
+        value = getattr(options, name)
+        config[name] = {"value": value, "source": "default" if value == getattr(defaults, name) else "flag"}
+    config["clock"] = {"value": command.clock, "source": "flag" if options.clock else "default"}
+    config["arrivals"] = {
+        "value": command.arrivals,
+        "source": "flag" if options.arrivals else "recorded run" if command.earlier else "default",
+    }
+    if engine.kind == "null":
+        config["round_cost"] = {
+            "value": options.round_cost or (5e-3, 20e-6, 2e-9),
+            "source": "flag" if options.round_cost else "default",
+        }
+    return base() | {
+        "scheduler": policy.name,
+        "policy": policy.info.policy,
+        "policy_differs": differences(policy),
+        "engine": engine.kind,
+        "engine_why": engine.why,
+        "device": engine.device,
+        "model": None if engine.model is None else engine.model.name,
+        "num_parameters": None if engine.model is None else engine.model.config.num_parameters,
+        "dtype": None if engine.model is None else str(engine.model.dtype).removeprefix("torch."),
+        "clock": command.clock,
+        "arrivals": command.arrivals,
+        "load": "closed" if options.max_concurrency is not None else "open",
+        "records": options.records,
+        "command": list(options.command),
+        "config": config,
+        "limits": {
+            "num_blocks": policy.config.num_blocks,
+            "usable_blocks": policy.usable_blocks,
+            "usable_tokens": policy.usable_tokens,
+            "block_size": policy.config.block_size,
+            "max_model_len": policy.settings["max_model_len"].value,
+        },
+        "trace": {
+            "name": trace.name,
+            "path": str(trace.path),
+            "sha256": trace.sha256,
+            "num_requests": trace.num_requests,
+            "num_bad": trace.num_bad,
+            "span_s": trace.span_s,
+        },
+        "num_requests": command.num_requests,
+        "cache": "warm" if options.warm_cache and options.num_warmups else "cold",
+        "seeds": {"seed": options.seed},
+        "goodput": dict(options.goodput),
+        "from": None if command.earlier is None else str(command.earlier.path),
+        "notes": [*command.notes, *policy.notes, *notes],
+        "digest": None,
+    }
+
+
+def differences(policy: PolicySettings) -> dict[str, str]:
+    """For vllm: every setting whose value here is not vLLM 0.33.0's own default, and what that is."""
+    if policy.name != "vllm":
+        return {}
+    out = dict(VLLM_DIFFERS)
+    if policy.config.scheduler_reserve_full_isl:
+        del out["scheduler_reserve_full_isl"]
+    if policy.config.max_model_len is not None:
+        del out["max_model_len"]
+    return out

@@ -1,0 +1,217 @@
+"""What each request has gone through so far, kept by columns so that a round of hundreds of decodes costs microseconds.
+
+The recorder feeds it admissions, rounds and preemptions; it answers with the rows of the `requests` table. A request has a
+few bytes by its trace row, and a slot of counters from the round that first schedules it to its end. Must not know a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.interface import Int64Array, ScheduledBatch
+
+Float64Array = npt.NDArray[np.float64]
+RequestRow = tuple[Any, ...]  # in the order of the `requests` table's columns
+
+
+@dataclass(slots=True)
+class RoundSpan:
+    """The times of one round that requests are charged with, seconds."""
+
+    t_start_s: float
+    t_scheduled_s: float
+    t_end_s: float
+
+
+class Ledger:
+    """Mutable; owned by one recorder."""
+
+    _FLOATS = ("first_scheduled_s", "first_token_s", "stalled_s", "preempted_s", "preempted_at", "seen")
+    _INTS = ("computed", "high_water", "discarded", "recomputed", "preemptions", "cached", "emitted")
+
+    first_scheduled_s: Float64Array
+    first_token_s: Float64Array  # nan: none yet
+    stalled_s: Float64Array
+    preempted_s: Float64Array
+    preempted_at: Float64Array  # nan: not preempted now
+    seen: Float64Array  # the sum of all rounds' spans when it was last computed
+    computed: Int64Array  # tokens computed and still held
+    high_water: Int64Array  # tokens computed before its last preemption
+    discarded: Int64Array
+    recomputed: Int64Array
+    preemptions: Int64Array
+    cached: Int64Array
+    emitted: Int64Array  # output tokens at its last preemption
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.slot_of: Int64Array = np.full(0, -1, dtype=np.int64)
+        self.arrival_s: Float64Array = np.zeros(0)
+        self.admitted_s: Float64Array = np.zeros(0)
+        self.prompt_tokens: Int64Array = np.zeros(0, dtype=np.int64)
+        self.asked_tokens: Int64Array = np.zeros(
+            0, dtype=np.int64
+        )  # output asked for, where less will be given; else 0
+        self.ids: npt.NDArray[Any] = np.empty(0, dtype=object)
+        self.live: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # handed over and not ended
+        for name in self._FLOATS:
+            setattr(self, name, np.zeros(capacity))
+        for name in self._INTS:
+            setattr(self, name, np.zeros(capacity, dtype=np.int64))
+        self._free_slots = list(range(capacity - 1, -1, -1))
+        self._recomputing: set[int] = set()  # slots that may be scheduled at positions computed before
+        self.elapsed_s = 0.0  # the sum of all rounds' spans
+
+    # -- one request
+
+    def admit(
+        self, row: int, name: str, arrival_s: float, admitted_s: float, prompt_tokens: int, asked_tokens: int
+    ) -> None:
+        """A request was handed to the scheduler. `asked_tokens`: 0 unless its output was cut."""
+        if row >= len(self.slot_of):
+            self._grow_rows(row + 1)
+        self.arrival_s[row], self.admitted_s[row] = arrival_s, admitted_s
+        self.prompt_tokens[row], self.asked_tokens[row] = prompt_tokens, asked_tokens
+        self.ids[row] = name
+        self.live[row] = True
+
+    def schedule_first(self, row: int, cached: int, t_scheduled_s: float) -> None:
+        """An admission's row stands in the batch: a first one, or one after a preemption."""
+        slot = int(self.slot_of[row])
+        if slot < 0:
+            slot = self._take_slot(row)
+            self.first_scheduled_s[slot], self.first_token_s[slot] = t_scheduled_s, np.nan
+            self.cached[slot] = cached
+        else:
+            self.preempted_s[slot] += t_scheduled_s - self.preempted_at[slot]
+            if self.high_water[slot] > cached:
+                self._recomputing.add(slot)
+        self.preempted_at[slot] = np.nan
+        self.seen[slot] = self.elapsed_s
+
+    def preempt(self, row: int, t_scheduled_s: float) -> None:
+        """It lost its blocks. Called before the round's batch is counted: this round's tokens are not among the lost."""
+        slot = int(self.slot_of[row])
+        assert slot >= 0 and np.isnan(self.preempted_at[slot]), (row, slot, "preempted while it held nothing")
+        computed = int(self.computed[slot])
+        self.emitted[slot] = self._emitted(row, slot)
+        self.discarded[slot] += computed
+        self.high_water[slot] = max(int(self.high_water[slot]), computed)
+        self.computed[slot] = 0
+        self.preemptions[slot] += 1
+        self.preempted_at[slot] = t_scheduled_s
+        self.stalled_s[slot] += self.elapsed_s - self.seen[slot]
+
+    def finish(self, row: int, reason: str, t_end_s: float) -> RequestRow:
+        """Its last token came out in the round just counted. Frees its slot."""
+        if self.asked_tokens[row] and reason == "max_tokens":
+            reason = "length_capped"  # it got all that the scheduler was asked for, which was less than the trace asks
+        return self._close(row, "finished", reason, t_end_s)
+
+    def unfinished(self, row: int, now_s: float) -> RequestRow:
+        """The run ends with this request waiting or running."""
+        slot = int(self.slot_of[row])
+        if slot >= 0:
+            if np.isnan(self.preempted_at[slot]):
+                self.stalled_s[slot] += self.elapsed_s - self.seen[slot]
+            else:
+                self.preempted_s[slot] += now_s - self.preempted_at[slot]
+        return self._close(row, "unfinished", None, None)
+
+    def _emitted(self, row: int, slot: int) -> int:
+        # Between rounds the newest token is known but not computed, so computed + 1 tokens are known after a prefill.
+        return max(int(self.emitted[slot]), int(self.computed[slot]) + 1 - int(self.prompt_tokens[row]), 0)
+
+    def _close(self, row: int, status: str, reason: str | None, finished_s: float | None) -> RequestRow:
+        slot = int(self.slot_of[row])
+        known = (row, self.ids[row], status, reason, float(self.arrival_s[row]), float(self.admitted_s[row]))
+        prompt = int(self.prompt_tokens[row])
+        self.live[row] = False
+        self.ids[row] = None
+        if slot < 0:
+            return (*known, None, None, None, prompt, 0, None, 0, 0, 0, 0.0, 0.0)
+        first_token_s = float(self.first_token_s[slot])
+        out = (
+            *known,
+            float(self.first_scheduled_s[slot]),
+            None if first_token_s != first_token_s else first_token_s,
+            finished_s,
+            prompt,
+            self._emitted(row, slot),
+            int(self.cached[slot]),
+            int(self.discarded[slot]),
+            int(self.recomputed[slot]),
+            int(self.preemptions[slot]),
+            float(self.stalled_s[slot]),
+            float(self.preempted_s[slot]),
+        )
+        self._recomputing.discard(slot)
+        self._free_slots.append(slot)
+        self.slot_of[row] = -1
+        return out
+
+    # -- one round
+
+    def count(self, batch: ScheduledBatch, all_decode: bool, span: RoundSpan) -> Int64Array:
+        """Charge a round to the requests of its batch. Returns their prompt lengths, int64 [num_seqs]."""
+        rows = batch.request
+        slots = self.slot_of[rows]
+        prompt = self.prompt_tokens[rows]
+        end = batch.start + batch.num_tokens
+        before = self.elapsed_s
+        self.elapsed_s = after = before + (span.t_end_s - span.t_start_s)
+        if len(rows) == 0:
+            return prompt
+        seen = self.seen[slots]
+        # Equal to the bit unless rounds passed without it: the same float was stored.
+        missed = np.flatnonzero(seen != before)
+        if len(missed):
+            self.stalled_s[slots[missed]] += before - seen[missed]
+        self.seen[slots] = after
+        if self._recomputing:
+            again = np.minimum(end, self.high_water[slots]) - batch.start
+            self.recomputed[slots] += np.maximum(again, 0)
+        self.computed[slots] = end
+        if self._recomputing:
+            done = [s for s in self._recomputing if self.computed[s] >= self.high_water[s]]
+            self._recomputing.difference_update(done)
+        if not all_decode:
+            first = np.flatnonzero(batch.yields_token & np.isnan(self.first_token_s[slots]))
+            self.first_token_s[slots[first]] = span.t_end_s
+        return prompt
+
+    # -- storage
+
+    def _grow_rows(self, needed: int) -> None:
+        size = max(needed, 2 * len(self.slot_of), 256)
+        for name, fill in (
+            ("slot_of", -1),
+            ("arrival_s", 0),
+            ("admitted_s", 0),
+            ("prompt_tokens", 0),
+            ("asked_tokens", 0),
+            ("live", 0),
+        ):
+            old = getattr(self, name)
+            new = np.full(size, fill, dtype=old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+        ids = np.empty(size, dtype=object)
+        ids[: len(self.ids)] = self.ids
+        self.ids = ids
+
+    def _take_slot(self, row: int) -> int:
+        if not self._free_slots:
+            old = len(self.computed)
+            for name in (*self._FLOATS, *self._INTS):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros(old, dtype=column.dtype)]))
+            self._free_slots = list(range(2 * old - 1, old - 1, -1))
+        slot = self._free_slots.pop()
+        for name in (*self._FLOATS, *self._INTS):
+            getattr(self, name)[slot] = 0
+        self.slot_of[row] = slot
+        return slot

@@ -1,0 +1,264 @@
+"""The append-only record of a run: takes each round as it ends, and writes it out in parts.
+
+Reads what the loop hands it and never asks the engine; of the scheduler it only looks at the free list of small pools. Cheap
+because it copies columns and keeps the round's own lists: rows are made when a part is written, at least every 5 s or
+500,000 rows. What it costs stands in the record (`record_s`; writing a part counts in the round after it).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import polars as pl
+
+from benchctl.buffers import BatchBuffer, block_columns, block_frame, decision_columns, decision_frame, rows_frame
+from benchctl.digest import DecisionDigest
+from benchctl.ledger import Ledger, RequestRow, RoundSpan
+from benchctl.parts import PartWriter
+from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
+from reports import records
+from traces.request import Request
+
+FLUSH_SECONDS = 5.0
+FLUSH_ROWS = 500_000
+SMALL_POOL = 64  # blocks: up to here each round keeps the free list and the hashed blocks
+
+DecisionRows = list[tuple[int, str, int, int | None, str, int | None, int | None, str | None]]
+
+
+@dataclass(slots=True)
+class Timing:
+    """One round's times: four on the run's clock, then host times, all in seconds."""
+
+    t_start_s: float
+    t_scheduled_s: float
+    t_executed_s: float
+    t_end_s: float
+    schedule_s: float
+    update_s: float
+
+
+class Recorder(Protocol):
+    """What the loop tells about a run. Rounds come in order, admissions before the round that sees them."""
+
+    def admit(
+        self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int
+    ) -> None: ...
+
+    def reject(
+        self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
+    ) -> None: ...
+
+    def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None: ...
+
+    def tick(self) -> None:
+        """Nothing happened for a while: write out what is due."""
+
+    def close(self, now_s: float) -> None:
+        """Write what is left, the unfinished requests among it."""
+
+
+class NoRecorder:
+    """`--records none`: counts, and keeps nothing."""
+
+    record_s = 0.0
+
+    def admit(
+        self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int
+    ) -> None: ...
+
+    def reject(
+        self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
+    ) -> None: ...
+
+    def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self, now_s: float) -> None: ...
+
+
+class FileRecorder:
+    """Mutable; owned by one replay. `mode`: summary, compact or full (`reports.records.RECORDED`)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scheduler: Scheduler,
+        num_usable_blocks: int,
+        mode: str = "full",
+        *,
+        flush_seconds: float = FLUSH_SECONDS,
+        flush_rows: int = FLUSH_ROWS,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.ledger = Ledger()
+        self.digest = DecisionDigest()
+        self.record_s = 0.0  # host time spent here, all of it
+        self._mode = mode
+        self._keeps_log = mode in ("full", "compact")
+        self._writer = PartWriter(folder, records.RECORDED[mode])
+        self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
+        self._perf = clock
+        self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
+        self._last_flush = clock()
+        self._rejects_before = 0  # reject decisions already made before the round `_rejects_round`
+        self._rejects_round = 0
+        self._batch = BatchBuffer(compact=mode == "compact")
+        self._clear()
+
+    def _clear(self) -> None:
+        self._admissions: list[tuple[Any, ...]] = []
+        self._requests: list[RequestRow] = []
+        self._rounds: list[tuple[Any, ...]] = []
+        self._record_s: list[float] = []
+        self._decisions: list[tuple[int, int, DecisionRows]] = []  # (round, order shift, rows)
+        self._blocks: list[tuple[int, int, list[tuple[int, int, str, int, int | None]]]] = []
+        self._num_rows = 0
+        self._batch.clear()
+
+    # -- what happened
+
+    def admit(self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int) -> None:
+        asked = request.output_length or 0
+        cut = asked if asked > new.num_output_tokens else 0
+        self._admissions.append(
+            (new.request, new.id, request.session, request.turn, new.priority, new.adapter, arrival_s, admitted_s)
+            + (round_number, new.num_prompt_tokens, cut or new.num_output_tokens)
+        )
+        self.ledger.admit(new.request, new.id, arrival_s, admitted_s, new.num_prompt_tokens, cut)
+        self._num_rows += 1
+
+    def reject(
+        self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
+    ) -> None:
+        if round_number != self._rejects_round:
+            self._rejects_round, self._rejects_before = round_number, 0
+        numbers = (
+            (None, None, None)
+            if rejection.reason == "parent_rejected"
+            else (rejection.needed, rejection.available, rejection.unit)
+        )
+        row = (self._rejects_before, "reject", rejection.request, None, rejection.reason, *numbers)
+        self._rejects_before += 1
+        self._decisions.append((round_number, 0, [row]))
+        self._requests.append(
+            (rejection.request, request.id, "rejected", rejection.reason, arrival_s, None, None, None, None)
+            + (prompt_tokens, 0, None, 0, 0, 0, 0.0, 0.0)
+        )
+        self._num_rows += 2
+
+    def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None:
+        began = self._perf()
+        if self._num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
+            self.flush()
+        batch, ledger = round.batch, self.ledger
+        num_seqs = len(batch.request)
+        # Decisions of the round stand behind the rejections that came before it.
+        shift = self._rejects_before if self._rejects_round == number else 0
+        if round.decisions:
+            self._decisions.append((number, shift, round.decisions))
+        if round.blocks:
+            self._blocks.append((number, shift, round.blocks))
+        if round.num_preempted:
+            for row in round.decisions:
+                if row[1] == "preempt":
+                    ledger.preempt(row[2], timing.t_scheduled_s)
+        cached_tokens = 0
+        if round.num_admitted:
+            for i in np.flatnonzero(batch.cached_tokens >= 0).tolist():
+                cached = int(batch.cached_tokens[i])
+                cached_tokens += cached
+                ledger.schedule_first(int(batch.request[i]), cached, timing.t_scheduled_s)
+        num_tokens = int(batch.num_tokens.sum())
+        num_decode = int(np.count_nonzero(batch.is_decode))  # one token each
+        prompt = ledger.count(
+            batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s)
+        )
+        sampled = None if result is None else result.token_ids
+        self._batch.append(number, batch, prompt, timing.t_end_s, sampled)
+        for request, reason in round.finished:
+            self._requests.append(ledger.finish(request, reason, timing.t_end_s))
+        kind = "empty" if not num_seqs else "decode" if num_decode == num_seqs else "mixed" if num_decode else "prefill"
+        engine = (None, None, None, None, None, None) if result is None else (
+            result.mode, result.padded_tokens, result.prepare_s, result.device_s, result.flops, result.bytes
+        )  # fmt: skip
+        scheduler = self._scheduler
+        self._rounds.append(
+            (number, timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s, kind, engine[0], engine[1], num_seqs)
+            + (num_tokens - num_decode, num_decode, cached_tokens, round.queried_tokens, round.budget_left)
+            + (round.waiting, round.running, round.skipped, round.free_blocks_start, round.free_blocks_scheduled)
+            + (round.free_blocks_end, round.cached_free_blocks, round.num_admitted, round.num_preempted, len(round.finished))
+            + (round.num_evicted, round.stop_waiting, round.stop_running, timing.schedule_s, engine[2], engine[3], timing.update_s)
+            + (engine[4], engine[5])
+            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks()))
+        )  # fmt: skip
+        self._num_rows += 2 * num_seqs + len(round.decisions) + len(round.blocks) + 1
+        took = self._perf() - began
+        self._record_s.append(took)
+        self.record_s += took
+
+    def tick(self) -> None:
+        if self._num_rows and self._perf() - self._last_flush >= self._flush_seconds:
+            self._timed_flush()
+
+    def close(self, now_s: float) -> None:
+        for row in np.flatnonzero(self.ledger.live).tolist():
+            self._requests.append(self.ledger.unfinished(row, now_s))
+        self._timed_flush()
+
+    # -- writing
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows written, by table."""
+        return dict(self._writer.num_rows)
+
+    @property
+    def num_parts(self) -> int:
+        return self._writer.num_parts
+
+    @property
+    def num_bytes(self) -> int:
+        return self._writer.num_bytes
+
+    def _timed_flush(self) -> None:
+        began = self._perf()
+        self.flush()
+        self.record_s += self._perf() - began
+
+    def flush(self) -> None:
+        """Write everything gathered so far as one part."""
+        batches = self._batch.columns()
+        decisions = decision_columns(self._decisions)
+        blocks = block_columns(self._blocks)
+        self.digest.update("batches", batches)
+        self.digest.update("decisions", decisions)
+        self.digest.update("blocks", blocks)
+        frames = {
+            "admissions": rows_frame("admissions", self._admissions),
+            "requests": rows_frame("requests", self._requests),
+            "rounds": self._rounds_frame(),
+        }
+        if self._keeps_log:
+            frames["batches"], frames["tokens"] = self._batch.frames()
+            frames["decisions"] = decision_frame(decisions)
+            frames["blocks"] = block_frame(blocks)
+        self._writer.write(frames)
+        self._clear()
+        self._last_flush = self._perf()
+
+    def _rounds_frame(self) -> pl.DataFrame:
+        schema = records.schema("rounds")
+        if not self._rounds:
+            return pl.DataFrame(schema=schema)
+        columns = dict(
+            zip([name for name in schema if name != "record_s"], zip(*self._rounds, strict=True), strict=True)
+        )
+        columns["record_s"] = tuple(self._record_s)
+        return pl.DataFrame({name: columns[name] for name in schema}, schema=schema)

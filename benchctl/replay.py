@@ -1,0 +1,150 @@
+"""The replay loop: admit what is due, schedule, launch, collect, advance the clock, update, record.
+
+It knows the protocols of a scheduler, an engine, a clock, a source of arrivals and a recorder, and nothing of which ones
+they are. A request's tokens, the model and the files stay on the other side of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchctl.admission import Admission
+from benchctl.arrivals import Arrivals, CappedArrivals
+from benchctl.clock import Clock
+from benchctl.recorder import Recorder, Timing
+from engines.interface import Engine, Round, Scheduler
+from traces.errors import BenchctlError
+
+# Preemptions without one token in between, beyond any number that a policy needs: it takes each request at most once a token.
+PREEMPTIONS_WITHOUT_TOKEN = 1000
+
+
+class Observer(Protocol):
+    """Watches a run as it goes (progress)."""
+
+    def saw(self, number: int, now_s: float, round: Round, num_tokens: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Counts of a run, kept with or without records. Mutable; owned by `replay`."""
+
+    admitted: int = 0
+    finished: int = 0
+    rejected: int = 0
+    rounds: int = 0
+    emitted_tokens: int = 0
+    preemptions: int = 0
+    end_s: float = 0.0
+    last_arrival_s: float = 0.0
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def replay(
+    arrivals: Arrivals,
+    admission: Admission,
+    scheduler: Scheduler,
+    engine: Engine,
+    clock: Clock,
+    recorder: Recorder,
+    *,
+    observer: Observer | None = None,
+    stop: threading.Event | None = None,
+    outcome: Outcome | None = None,
+) -> Outcome:
+    """Run until nothing is left to arrive or to run, or until `stop` is set. Fills and returns `outcome`.
+
+    Raises BenchctlError where the run cannot go on: a round that scheduled nothing with somebody waiting and nothing left
+    to arrive, or preemptions without end; and whatever the engine raises.
+    """
+    stop, out, perf = stop or threading.Event(), outcome or Outcome(), time.perf_counter
+    fruitless = 0  # preemptions since the last token
+    while not stop.is_set():
+        admit_due(arrivals, admission, scheduler, clock, recorder, out)
+        due = arrivals.next_position()
+        if not scheduler.has_unfinished():
+            if due is None:
+                break
+            recorder.tick()
+            clock.idle(due)
+            continue
+
+        t_start_s, h0 = clock.start_round(), perf()
+        round = scheduler.schedule()
+        h1 = perf()
+        t_scheduled_s, h2 = clock.scheduled(h1 - h0), perf()
+        batch = round.batch
+        result = engine.collect(engine.launch(batch)) if batch.num_seqs else None
+        t_executed_s, h3 = clock.executed(result, perf() - h2), perf()
+        num_tokens = int(batch.yields_token.sum())
+        scheduler.update(round, None if result is None else result.token_ids)
+        h4 = perf()
+        number, t_end_s = clock.round, clock.end_round(h4 - h3)
+        recorder.record(
+            number, round, result, Timing(t_start_s, t_scheduled_s, t_executed_s, t_end_s, h1 - h0, h4 - h3)
+        )
+
+        for row, _ in round.finished:
+            arrivals.ended(row, t_end_s)
+        out.rounds += 1
+        out.finished += len(round.finished)
+        out.emitted_tokens += num_tokens
+        out.preemptions += round.num_preempted
+        out.end_s = t_end_s
+        if observer is not None:
+            observer.saw(number, t_end_s, round, num_tokens)
+        fruitless = 0 if num_tokens else fruitless + round.num_preempted
+        if fruitless > PREEMPTIONS_WITHOUT_TOKEN + 2 * (round.running + round.waiting):
+            raise stuck(f"{fruitless} preemptions without one token in between", number, scheduler)
+        if not batch.num_seqs and not round.num_preempted and scheduler.has_unfinished():
+            due = arrivals.next_position()
+            if due is None:
+                raise stuck("a round scheduled nothing, and nothing is left to arrive", number, scheduler)
+            clock.stalled(due)
+    out.interrupted = stop.is_set()
+    out.end_s = max(out.end_s, clock.now())
+    left = arrivals.num_left_behind()
+    assert out.interrupted or not left, (left, "requests whose parents never ended")
+    return out
+
+
+def admit_due(
+    arrivals: Arrivals, admission: Admission, scheduler: Scheduler, clock: Clock, recorder: Recorder, out: Outcome
+) -> None:
+    """Hand every request that is due to the scheduler, in the order in which they are due."""
+    position = clock.position()
+    while (due := arrivals.next_position()) is not None and due <= position:
+        _, arrival_s, request, tie_s, admitted_s = arrivals.pop()
+        new, rejection = admission.prepare(request, tie_s)
+        rejection = rejection or scheduler.add(new)
+        out.last_arrival_s = max(out.last_arrival_s, arrival_s)
+        if rejection is None:
+            admission.accept(request, new)
+            recorder.admit(request, new, arrival_s, clock.now() if admitted_s is None else admitted_s, clock.round)
+            out.admitted += 1
+            continue
+        if admission.refuse(request, rejection):
+            recorder.reject(request, rejection, arrival_s, clock.round, new.num_prompt_tokens)
+            out.rejected += 1
+        arrivals.ended(request.index, clock.now())
+    if isinstance(arrivals, CappedArrivals):
+        arrivals.note(position, clock.round)
+
+
+def stuck(what: str, number: int, scheduler: Scheduler) -> BenchctlError:
+    """The run broke: the queues say on whom."""
+
+    def some(rows: list[int]) -> str:
+        return (", ".join(map(str, rows[:20])) or "nobody") + (f", … ({len(rows)} in all)" if len(rows) > 20 else "")
+
+    return BenchctlError(
+        f"{what}: the {scheduler.name} scheduler is stuck",
+        where=f"round {number}; waiting (trace rows): {some(scheduler.waiting_requests())}; "
+        f"running: {some(scheduler.running_requests())}; free blocks: {len(scheduler.free_list())}",
+        fix="this is a fault of the policy, not of the trace; the records up to here are kept",
+        exit_code=1,
+    )
