@@ -171,7 +171,6 @@ def parse_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
     if head_dim % 2:
         raise fields.fault(f"head_dim {head_dim} is odd: RoPE turns pairs")
     rope_theta, rope_scaling = _read_rope(fields)
-    eos = raw.get("eos_token_id")
     return ModelConfig(
         model_type=model_type,
         vocab_size=fields.integer("vocab_size"),
@@ -188,7 +187,7 @@ def parse_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=model_type == "qwen2",
         qk_norm=model_type == "qwen3",
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        eos_token_ids=fields.token_ids("eos_token_id"),
     )
 
 
@@ -222,6 +221,14 @@ class _Fields:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.fault(f"{key} is {value!r}, not a positive number")
         return float(value)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One id, a list of ids, or none."""
+        value = self.raw.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise self.fault(f"{key} is {value!r}, not a token id or a list of them")
+        return tuple(ids)
 
 
 def _refuse_what_is_not_implemented(fields: _Fields, model_type: str) -> None:
