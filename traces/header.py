@@ -11,7 +11,7 @@ from traces.rows import INT64_MAX, RowFault
 VERSION = 1
 
 
-class Header(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Header(msgspec.Struct, kw_only=True):
     """What stands above the rows. A file without a header has all the defaults.
 
     `limits`: {"common" | "nano" | "vllm": {flag name with underscores: value}}, used where a flag is not given.
@@ -34,9 +34,10 @@ class Header(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def canonical_line(self) -> bytes:
         """The header as the canonical form has it: b"" where everything is the default."""
-        known = {key: value for key, value in msgspec.to_builtins(self).items() if key != "extra"}
-        body = {**self.extra, **known}
-        return msgspec.json.encode({"benchctl_trace": VERSION, **dict(sorted(body.items()))}) if body else b""
+        default = Header()
+        known = {key: getattr(self, key) for key in self.__struct_fields__ if key != "extra"}
+        body = {**self.extra, **{key: value for key, value in known.items() if value != getattr(default, key)}}
+        return msgspec.json.encode({"benchctl_trace": VERSION, **body}, order="deterministic") if body else b""
 
 
 _RULES = {

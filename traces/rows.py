@@ -146,15 +146,19 @@ class RowDecoder:
 
     def decode(self, line: bytes, *, complete: bool = True) -> Row:
         """`complete`: the line ended in a line end. Raises RowFault."""
+        exact_error: msgspec.ValidationError | None = None
         try:
             if not self._lenient:
                 try:
                     return _exact.decode(line)
-                except msgspec.ValidationError:
-                    pass  # wrong, or merely an unknown key or 3.0 for 3: the slow way tells
+                except msgspec.ValidationError as error:
+                    exact_error = error  # wrong, or merely an unknown key or 3.0 for 3: the slow way tells
             return self._decode_slowly(line)
         except msgspec.ValidationError as error:
-            raise _type_fault(error, line) from None
+            # Untyped reading, the slow way's first step, cannot say where a number is out of range.
+            at = _PATH.search(str(error))
+            pathless = at is None or at["path"][:1] in ("", "[")
+            raise _type_fault(exact_error if exact_error is not None and pathless else error, line) from None
         except msgspec.DecodeError as error:
             raise _syntax_fault(error, line, complete) from None
         except RecursionError:
@@ -357,7 +361,9 @@ def _as_integer(value: float) -> int | float:
     return int(value) if value.is_integer() else value
 
 
-_EXPECTED = re.compile(r"^Expected `(?P<want>[^`]+)`(?P<bound> [<>=]+ [-\d.]+)?(?:, got `(?P<got>[^`]+)`)?")
+_EXPECTED = re.compile(
+    r"^Expected `(?P<want>[^`]+)`(?P<bound> (?:of length )?[<>=]+ [-\d.]+)?(?:, got `(?P<got>[^`]+)`)?"
+)
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPE_NAMES = {"int": "an integer", "float": "a number", "str": "a text", "object": "an object", "array": "a list"}
 
@@ -374,7 +380,7 @@ def _type_fault(error: msgspec.ValidationError, line: bytes) -> RowFault:
         wanted = [_TYPE_NAMES.get(name, name) for name in expected["want"].split(" | ") if name != "null"]
         reason = f"must be {' or '.join(wanted)}{expected['bound'] or ''}"
     if key is None or key not in RULES:
-        return RowFault(f"a row {reason}", fix="write one JSON object on each line")
+        return RowFault(f"in a row: {reason}", fix="write one JSON object on each line")
     try:
         found = f", got {_describe(msgspec.json.decode(line)[key])}"
     except (msgspec.DecodeError, RecursionError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from pathlib import Path
-from typing import Any
 
 from traces.errors import BenchctlError
 from traces.files import read_lines
@@ -26,6 +25,7 @@ from traces.rows import (
 )
 
 MAX_EXAMPLES = 5
+USUAL_BLOCK_SIZES = (16, 64, 512, 32, 128, 256, 1024)  # those of published traces first
 TICK_NOTE_ROWS = 1000  # below this many rows equal times are a scenario, not a coarse clock
 DAY_S = 86400.0
 
@@ -145,7 +145,8 @@ class Scan:
         self.has_text |= prompt is None
         self._num_max_tokens_only += row.output_length is None and row.output_token_ids is None
         if row.hash_ids is not None:
-            self._block_faults.num_right += 1
+            assert row.input_length is not None, row
+            self._block_faults.add_right(len(row.hash_ids), row.input_length)
         if row.carry is not None:
             self._carry_parents.add(row.carry.from_id)
         if row.session is not None:
@@ -189,7 +190,7 @@ class Scan:
 
     def _finish(self) -> None:
         faults = self._block_faults
-        if faults.lines and (not self.skip_bad or not faults.num_right):
+        if faults.lines and (not self.skip_bad or faults.another_size_fits()):
             raise faults.error(self.path, self.header.block_size)
         if not self.num_rows:
             if self.bad_lines:
@@ -235,39 +236,53 @@ class Scan:
 
 
 class BlockFaults:
-    """The rows whose `hash_ids` do not fit the block size, and the block sizes that would fit all of them."""
+    """The rows whose `hash_ids` do not fit the block size, and the block sizes that would fit every row so far."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []
-        self.first: BlockCountFault | None = None
-        self.num_right = 0
+        self._first: BlockCountFault | None = None
+        self._num_right = 0
         self._smallest = 1
         self._largest: float = float("inf")
 
+    def add_right(self, num_ids: int, input_length: int) -> None:
+        self._num_right += 1
+        self._narrow(num_ids, input_length)
+
     def add(self, fault: BlockCountFault, line: int) -> None:
-        self.first = self.first or fault
+        self._first = self._first or fault
         self.lines.append(line)
+        self._narrow(fault.num_ids, fault.input_length)
+
+    def _narrow(self, n: int, length: int) -> None:
         # ceil(length / b) == n  <=>  length / n <= b < length / (n - 1)
-        n, length = fault.num_ids, fault.input_length
         self._smallest = max(self._smallest, -(-length // n))
         if n > 1:
             self._largest = min(self._largest, -(-length // (n - 1)) - 1)
 
+    def another_size_fits(self) -> bool:
+        """Whether the block size is wrong rather than the rows."""
+        return not self._num_right and self._fitting_size() is not None
+
+    def _fitting_size(self) -> int | None:
+        """A block size for which no row would have failed. One row alone is believed only for a usual size."""
+        usual = next((size for size in USUAL_BLOCK_SIZES if self._smallest <= size <= self._largest), None)
+        if usual is not None or len(self.lines) + self._num_right < 2:
+            return usual
+        return self._smallest if self._smallest <= self._largest else None
+
     def error(self, path: Path, block_size: int) -> BenchctlError:
-        assert self.first is not None
-        if self.num_right or self._smallest > self._largest:
-            shown = ", ".join(map(str, self.lines[:MAX_EXAMPLES])) + (", ..." if len(self.lines) > MAX_EXAMPLES else "")
-            return BenchctlError(
-                f"{self.first.what} ({_rows(len(self.lines))} with such a fault: line {shown})",
-                where=f"{path}, line {self.lines[0]}, key `hash_ids`",
-                fix=self.first.fix,
-            )
-        size: Any = next((2**k for k in range(60) if self._smallest <= 2**k <= self._largest), self._smallest)
-        return BenchctlError(
-            f"no row's hash_ids fit blocks of {block_size} tokens; blocks of {size} fit all {len(self.lines)}",
-            where=f"{path}, line {self.lines[0]}, key `hash_ids`",
-            fix=f'make the first line {{"benchctl_trace": 1, "block_size": {size}}}, or set it in the header',
-        )
+        assert self._first is not None
+        where = f"{path}, line {self.lines[0]}, key `hash_ids`"
+        size = self._fitting_size()
+        header = f'make the first line {{"benchctl_trace": 1, "block_size": {size}}}, or set it in the header'
+        if not self._num_right and size is not None:
+            what = f"no row's hash_ids fit blocks of {block_size} tokens; blocks of {size} fit all {len(self.lines)}"
+            return BenchctlError(what, where=where, fix=header)
+        shown = ", ".join(map(str, self.lines[:MAX_EXAMPLES])) + (", ..." if len(self.lines) > MAX_EXAMPLES else "")
+        what = f"{self._first.what} ({_rows(len(self.lines))} with such a fault: line {shown})"
+        other = "" if size is None else f"; blocks of {size} would fit every row: {header}"
+        return BenchctlError(what, where=where, fix=f"{self._first.fix}{other}")
 
 
 def _not_above(key: str, parent: str) -> RowFault:
