@@ -94,9 +94,9 @@ def rounds_figure(run: Run, limit: int = MAX_POINTS) -> Figure | None:
     data = [
         trace("decode_tokens", "decode", "decode", "y", "legend", "tokens", bars),
         trace("prefill_tokens", "prefill", "prefill", "y", "legend", "tokens", bars),
-        trace("cached_tokens", "cached, not computed", "cached", "y", "legend", "tokens", bars),
+        trace("cached_tokens", "cached", "cached", "y", "legend", "tokens", bars),
         trace("used", "used", "used", "y2", "legend2", "blocks", False),
-        trace("cached_free_blocks", "free, still cached", "cached", "y2", "legend2", "blocks", False),
+        trace("cached_free_blocks", "free, cached", "cached", "y2", "legend2", "blocks", False),
         trace("empty", "free", "free", "y2", "legend2", "blocks", False),
         trace("running", "running", "decode", "y3", "legend3", None, False),
         trace("waiting", "waiting", "queued", "y3", "legend3", None, False),
@@ -226,7 +226,7 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figur
     if not data:
         return None
     axis: Figure = {"title": {"text": f"{metric.upper() if metric != 'e2el' else 'E2E latency'}, ms"}}
-    if least > 0 and widest / least > 200:
+    if least > 0 and widest / least > 20:
         axis |= {"type": "log", "dtick": 1}
     else:
         axis |= {"rangemode": "tozero"}

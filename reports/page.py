@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from reports import figures, glossary, metrics
 from reports.blockmap import BlockMap, block_map
-from reports.checks import checks, checks_across
+from reports.checks import Check, checks, checks_across
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
 from reports.rounds import RoundText, round_texts
 from reports.run import Run, open_runs
@@ -94,8 +94,7 @@ def _render(runs: Sequence[Run], names: Sequence[str], rows: int) -> str:
         for place, (run, name, summary) in enumerate(zip(runs, names, summaries, strict=True))
     ]
     drawn = _figures(runs, names, views, rows)
-    found = [{"mark": MARKS[check.level][0], "run": "", **check.as_dict()} for check in checks_across(list(runs))]
-    found += _run_checks(runs, names)
+    found = [_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names)
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
@@ -159,10 +158,17 @@ def _run_checks(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, str
             about.setdefault(check, []).append(name)
     order = list(MARKS)
     ranked = sorted(about.items(), key=lambda item: order.index(item[0].level))
-    return [
-        {"mark": MARKS[check.level][0], "run": ", ".join(where) if len(runs) > 1 else "", **check.as_dict()}
-        for check, where in ranked
-    ]
+    return [_finding(check, ", ".join(where) if len(runs) > 1 else "") for check, where in ranked]
+
+
+def _finding(check: Check, about: str) -> dict[str, str]:
+    """A check as sentences: `what` and `cure` begin with a capital; `evidence` may begin with a run's name."""
+    text = check.as_dict()
+    return text | {
+        "run": about,
+        "what": text["what"][:1].upper() + text["what"][1:],
+        "cure": text["cure"][:1].upper() + text["cure"][1:] + ".",
+    }
 
 
 def _view(run: Run, name: str, place: int, summary: Summary, rows: int) -> RunView:

@@ -96,7 +96,7 @@ def _costs(summary: Summary, name: str) -> str | None:
     ours = summary["benchctl"]
     parts = []
     for phase, words in (
-        ("stalled", "its running requests stood still for"),
+        ("stalled", "running requests stood still for"),
         ("preempted", "preempted requests were without blocks for"),
     ):
         spread, whole = ours["latency"][phase], ours["latency"]["e2el"]
@@ -108,12 +108,14 @@ def _costs(summary: Summary, name: str) -> str | None:
     counters = ours["counters"]
     if counters["preemptions"]:
         times = "once" if counters["preemptions"] == 1 else f"{counters['preemptions']:,} times"
-        parts.append(f"it preempted {times} and computed {counters['recomputed_tokens']:,} tokens again")
+        parts.append(
+            f"the scheduler preempted {times}, and {counters['recomputed_tokens']:,} tokens were computed again"
+        )
     stops = {reason: count for reason, count in ours["stops"]["waiting"].items() if reason != "waiting_empty"}
     if stops:
         reason = max(stops, key=lambda key: stops[key])
         parts.append(f"admission stopped most often for {reason} ({stops[reason]:,} rounds)")
-    return f"Under {name} " + "; ".join(parts) + "." if parts else None
+    return f"Under {name}, " + "; ".join(parts) + "." if parts else None
 
 
 def cards(summaries: Sequence[Summary]) -> list[Card]:

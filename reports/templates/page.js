@@ -49,6 +49,8 @@
       out.line = { ...trace.line, color: tint };
       if (dash !== undefined) out.line.dash = DASHES[dash % DASHES.length];
       if (trace.stackgroup) out.fillcolor = tint;
+      // A state after a round: centred on its number, or from the moment of its end on.
+      if (figure.by_round) out.line.shape = axis === "by_round" ? "hvh" : "hv";
     }
     if (!trace.x && figure[axis]) {
       out.x = figure[axis];
@@ -67,7 +69,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: colour("--sans"), size: 13, color: text },
       margin: { l: narrow ? 44 : 60, r: 12, t: 34, b: 44 }, hovermode: figure.by_round ? "x unified" : "closest",
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: text, family: colour("--sans") } },
-      dragmode: narrow ? false : "zoom", showlegend: true, ...structuredClone(figure.layout),
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: dim }, dragmode: narrow ? false : "zoom", showlegend: true, ...structuredClone(figure.layout),
     };
     for (const key of ["xaxis", "yaxis", "yaxis2", "yaxis3"]) {
       if (!layout[key] && key !== "xaxis" && key !== "yaxis") continue;
@@ -76,7 +78,7 @@
     }
     for (const key of ["legend", "legend2", "legend3"]) {
       if (key !== "legend" && !layout[key]) continue;
-      layout[key] = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { color: text, size: 12.5 }, bgcolor: "rgba(0,0,0,0)", ...layout[key] };
+      layout[key] = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { color: text, size: narrow ? 11 : 12.5 }, itemwidth: 30, bgcolor: "rgba(0,0,0,0)", traceorder: "normal", ...layout[key] };
     }
     if (figure.by_round) layout.xaxis.title = { text: axis === "by_round" ? "round" : "time, s", font: { color: dim, size: 12.5 } };
     for (const shape of layout.shapes || []) shape.line.color = dim;
@@ -88,7 +90,7 @@
   function draw(id) {
     const box = document.getElementById(id), figure = figures[id];
     const narrow = box.clientWidth < 560;
-    Plotly.react(box, figure.data.map((trace) => dressed(trace, figure)), layoutOf(figure, narrow), CONFIG);
+    Plotly.react(box, figure.data.map((trace) => dressed(trace, figure)), layoutOf(figure, narrow), { ...CONFIG, displayModeBar: narrow ? false : "hover" });
     if (!drawn.has(id)) {
       drawn.set(id, true);
       if (figure.by_round) box.on("plotly_relayout", (change) => follow(id, change));
