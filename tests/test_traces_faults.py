@@ -217,6 +217,16 @@ def test_a_short_prompt_that_fits_any_block_size_does_not_hide_the_right_one(tmp
     assert "blocks of 16 would fit every row" in str(refused.value.fix)
 
 
+def test_an_id_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    row = {**OK, "id": "a\n\x1b[2J\u202e", "k\ney": 1}
+    path.write_text((json.dumps(row) + "\n") * 2)
+    with pytest.raises(BenchctlError) as refused:
+        open_trace(path)
+    assert refused.value.what == 'id "a\\n\\x1b[2J\\u202e" is taken by line 1'
+    assert all(note.isprintable() for note in open_trace(path, skip_bad=True).notes)
+
+
 def test_an_impossible_length_is_refused_or_kept_as_a_number(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({**OK, "input_length": 2**60}) + "\n")

@@ -136,13 +136,14 @@ def read_everything(path: Path) -> None:
     for skip_bad in (False, True):
         try:
             trace = open_trace(path, skip_bad=skip_bad)
+            assert all(note.isprintable() for note in trace.notes)
             maker = TokenMaker(trace, vocab_size=None)
             assert len(list(trace.requests(order="round"))) == trace.num_requests
             for request in trace.requests():
                 if (request.input_length or 0) + (request.output_length or 0) < 100_000:
                     maker.token_ids(request)
         except BenchctlError as error:
-            assert error.what and error.fix and "\n" not in error.what
+            assert error.what and error.fix and error.what.isprintable()
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,8 +12,9 @@ class BenchctlError(Exception):
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None, exit_code: int = 2) -> None:
         super().__init__(what)
-        self.what = what
-        self.where = where
+        # Both may quote a file: an id may hold line ends, or escapes that steer the terminal.
+        self.what = printable(what)
+        self.where = None if where is None else printable(where)
         self.fix = fix
         self.exit_code = exit_code
 
@@ -24,3 +25,10 @@ class BenchctlError(Exception):
         if self.fix:
             lines.append(f"  try: {self.fix}")
         return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """One line that a terminal only prints: line ends, escapes and other characters that steer it are spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

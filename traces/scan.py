@@ -9,7 +9,7 @@ import hashlib
 from array import array
 from pathlib import Path
 
-from traces.errors import BenchctlError
+from traces.errors import BenchctlError, printable
 from traces.files import read_lines
 from traces.header import Header, decode_header, is_header
 from traces.rows import (
@@ -205,6 +205,7 @@ class Scan:
         if self.num_timed:
             self.span_s = self._max_time - self._min_time
         self._write_notes()
+        self.notes = [printable(note) for note in self.notes]
 
     def _write_notes(self) -> None:
         if self.bad_lines:
