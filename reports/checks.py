@@ -263,6 +263,8 @@ def _constants(run: Run) -> list[Check]:
             )
         ]
     cost = run.setting("round_cost")
+    if isinstance(cost, list):
+        cost = ",".join(f"{part:g}" for part in cost)
     how = f"--round-cost {cost}: A + B · tokens + C · Σ context" if cost is not None else "durations from --round-cost"
     return [
         Check(

@@ -50,6 +50,7 @@ class RunView:
     requests_note: str | None
     blocks: BlockMap | None
     stops: list[tuple[str, str, str, int, float]]  # loop, reason, meaning, rounds, share of the largest
+    differs: list[tuple[str, str]]  # setting, how it differs from the real system's default
     command: str
     manifest: str
 
@@ -177,7 +178,7 @@ def _view(run: Run, name: str, place: int, summary: Summary, rows: int) -> RunVi
     texts = list(islice(round_texts(run, numbers[-1]), rows)) if numbers else []
     requests, requests_note = _requests(run)
     manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
-    command = run.manifest.get("command")
+    command, differs = run.manifest.get("command"), run.manifest.get("policy_differs")
     return RunView(
         name=name,
         place=place % 6,
@@ -190,6 +191,7 @@ def _view(run: Run, name: str, place: int, summary: Summary, rows: int) -> RunVi
         requests_note=requests_note,
         blocks=block_map(run),
         stops=_stops(summary),
+        differs=[(str(key), str(value)) for key, value in differs.items()] if isinstance(differs, dict) else [],
         command=" ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
         manifest=manifest
         if len(manifest) <= LONGEST_MANIFEST

@@ -156,6 +156,7 @@ MANIFEST: dict[str, str] = {
     "status": "running, complete, interrupted or failed; a killed run still says running",
     "scheduler": "nano or vllm",
     "policy": "which version of which policy, in words",
+    "policy_differs": "{setting: text}: where the defaults of this run differ from the real system's",
     "engine": "null, torch or simulated",
     "clock": "wall, virtual, rounds or recorded",
     "arrivals": "trace or session",

@@ -71,6 +71,12 @@ def summary_table(
     row("  output tokens/s", lambda s, b: number(s["output_throughput"]))
     row("  total tokens/s", lambda s, b: number(s["total_token_throughput"]))
     row("  output tokens/s, steady", lambda s, b: number(b["steady"]["output_throughput"] if b["steady"] else None))
+    row(
+        "  steady window, s",
+        lambda s, b: (
+            f"{number(b['steady']['begin_s'])}–{number(b['steady']['end_s'])}" if b["steady"] else NOT_MEASURED
+        ),
+    )
     row("  peak concurrency", lambda s, b: number(s["max_concurrent_requests"]))
     if any(entry["slo"] for entry in ours):
         row("  goodput, requests/s", lambda s, b: number(s["request_goodput"]))

@@ -9,6 +9,7 @@ from typing import Any
 from reports.summary import Summary
 from reports.terminal import METRIC_NAMES, NOT_MEASURED, number, share
 
+WORTH_SAYING = 0.005  # share of all latency below which a phase is left out of the sentences
 PERCENTS = ("p99", "p95", "p90", "p50")
 
 
@@ -100,7 +101,7 @@ def _costs(summary: Summary, name: str) -> str | None:
         ("preempted", "preempted requests were without blocks for"),
     ):
         spread, whole = ours["latency"][phase], ours["latency"]["e2el"]
-        if spread["n"] and spread["mean_ms"]:
+        if spread["n"] and spread["mean_ms"] >= WORTH_SAYING * whole["mean_ms"] > 0:
             total = spread["mean_ms"] * spread["n"] / 1000
             parts.append(
                 f"{words} {number(total)} s in all ({share(spread['mean_ms'] / whole['mean_ms'])} of all latency)"
@@ -114,7 +115,9 @@ def _costs(summary: Summary, name: str) -> str | None:
     stops = {reason: count for reason, count in ours["stops"]["waiting"].items() if reason != "waiting_empty"}
     if stops:
         reason = max(stops, key=lambda key: stops[key])
-        parts.append(f"admission stopped most often for {reason} ({stops[reason]:,} rounds)")
+        parts.append(
+            f"admission stopped most often for {reason} ({stops[reason]:,} round{'' if stops[reason] == 1 else 's'})"
+        )
     return f"Under {name}, " + "; ".join(parts) + "." if parts else None
 
 
@@ -139,10 +142,8 @@ def cards(summaries: Sequence[Summary]) -> list[Card]:
     out.append(
         card(
             "Peak blocks",
-            f"of {number(ours[0]['run']['usable_blocks'])}"
-            if len({o["run"]["usable_blocks"] for o in ours}) == 1
-            else "",
-            [number(o["counters"]["peak_blocks"]) for o in ours],
+            "of usable",
+            [f"{number(o['counters']['peak_blocks'])} of {number(o['run']['usable_blocks'])}" for o in ours],
         )
     )
     out.append(card("Rounds", "", [number(o["rounds"]["rounds"]["total"]) for o in ours]))
@@ -198,6 +199,8 @@ def lines(summaries: Sequence[Summary]) -> list[Line]:
     ):
         row(label, [s[key] for s in summaries])
     row("output tokens/s, steady window", of("steady", "output_throughput"))
+    row("steady window begins, s", of("steady", "begin_s"))
+    row("steady window ends, s", of("steady", "end_s"))
     row("peak concurrency", [s["max_concurrent_requests"] for s in summaries])
     row("goodput, requests/s", [s["request_goodput"] for s in summaries])
     row("SLO attainment", of("slo", "attainment"), as_share=True)
