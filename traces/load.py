@@ -84,7 +84,6 @@ class Trace:
         self._line_numbers = np.frombuffer(scan.lines, dtype=np.int64)  # [num_requests] line in the file, from 1
         self._offsets = np.frombuffer(scan.offsets, dtype=np.int64)  # [num_requests] byte in the unpacked file
         self._carry_parents = scan.carry_parents()
-        self._all_ids: dict[str, int] | None = None
         self._handle: IO[bytes] | None = None
         if self._descent and not self.any_arrival_round:
             self._time_order()  # refuse or say so now, before anything runs
@@ -111,17 +110,8 @@ class Trace:
         return self._request(self._decoder().decode(text), index, int(self._line_numbers[index]))
 
     def by_id(self, id: str) -> Request:
-        """The request of this id, read again from its place in the file.
-
-        Made for the rows that a `carry` names, whose ids are held. The first call for another id reads the file once and
-        from then on holds all ids, about 200 bytes each: `by_row` costs nothing. Raises KeyError for an unknown id.
-        """
-        row = self._carry_parents.get(id)
-        if row is None:
-            if self._all_ids is None:
-                self._all_ids = {request.id: request.index for request in self._file_order()}
-            row = self._all_ids[id]
-        return self.by_row(row)
+        """The request of this id, read again. Only the ids that a `carry` names are held; KeyError for others."""
+        return self.by_row(self._carry_parents[id])
 
     def _decoder(self) -> rows.RowDecoder:
         return rows.RowDecoder(lenient=self._has_unknown_keys)
