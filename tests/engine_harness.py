@@ -115,6 +115,7 @@ class Sequence:
     ids: Int64Array
     computed: int = 0
     table: list[int] = field(default_factory=list)
+    admitted: bool = False
 
 
 class PoisonedCache:
@@ -158,6 +159,7 @@ class PoisonedCache:
         self.poison(gone)
         seq.table = []
         seq.computed = 0
+        seq.admitted = False
 
     def batch(self, work: list[tuple[Sequence, int]], silent: frozenset[int] = frozenset()) -> ScheduledBatch:
         """One round's work as (sequence, tokens); each yields but the `silent` requests."""
@@ -165,6 +167,9 @@ class PoisonedCache:
             self.grow(seq, seq.computed + count)
         seqs = [seq for seq, _ in work]
         start = np.array([seq.computed for seq in seqs], dtype=np.int64)
+        cached = [-1 if seq.admitted else seq.computed for seq in seqs]
+        for seq in seqs:
+            seq.admitted = True
         num_tokens = np.array([count for _, count in work], dtype=np.int64)
         return ScheduledBatch(
             request=np.array([seq.request for seq in seqs], dtype=np.int64),
@@ -172,7 +177,7 @@ class PoisonedCache:
             num_tokens=num_tokens,
             is_decode=(num_tokens == 1) & (start > 0),
             yields_token=np.array([seq.request not in silent for seq in seqs], dtype=bool),
-            cached_tokens=np.full(len(seqs), -1, dtype=np.int64),
+            cached_tokens=np.array(cached, dtype=np.int64),
             num_blocks=np.array([len(seq.table) for seq in seqs], dtype=np.int64),
             block_tables=[list(seq.table) for seq in seqs],
             token_ids=[seq.ids for seq in seqs],
@@ -195,6 +200,12 @@ class PoisonedCache:
 def make_engine(family: str, device: str, *, block_size: int, num_blocks: int = 96, **options: Any) -> TorchEngine:
     model = load_oracle(family, device)
     options.setdefault("return_logits", True)
+    if os.environ.get("BACKEND") == "triton":
+        from engines.torch_engine.triton_engine import TritonEngine
+
+        return TritonEngine(
+            model, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=2048, max_num_seqs=32, **options
+        )
     return TorchEngine(model, num_blocks=num_blocks, block_size=block_size, **options)
 
 

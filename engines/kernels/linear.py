@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "stride_part"])
 def _few_rows_kernel(
     x_ptr, w_ptr, out_ptr, num_rows, stride_x, stride_part, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, DOT_F32: tl.constexpr,

@@ -1,0 +1,183 @@
+"""The transformer as a row of fused kernels over fixed buffers: what a CUDA graph can hold.
+
+The same computation as engines/model/transformer.py, whose weights it reads. A layer takes nine launches: product of q, k, v
+· norm, RoPE, KV write · attention (· combine) · output product · residual and norm · product of gate, up · SiLU · down
+product · residual and norm. All K and V of a layer are written before its attention.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engines.kernels import sampling
+from engines.kernels.activation import silu_mul
+from engines.kernels.attention import Config, paged_attention
+from engines.kernels.linear import few_rows_linear
+from engines.kernels.norms import add_norm, embed_norm
+from engines.kernels.rope import rope_and_store
+from engines.kernels.tables import update_tables
+from engines.model.transformer import Model
+from engines.torch_engine import tuning
+from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs
+
+
+class FusedForward:
+    """Buffers for up to `max_tokens` tokens and `max_seqs` sequences, and the launches over them."""
+
+    def __init__(
+        self,
+        model: Model,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        *,
+        max_tokens: int,
+        max_seqs: int,
+        max_model_len: int,
+        temperature: float,
+    ) -> None:
+        c = model.config
+        self.model, self.k_cache, self.v_cache, self.block_tables = model, k_cache, v_cache, block_tables
+        self.temperature = temperature
+        device, dtype = model.device, model.dtype
+        self.group = c.num_heads // c.num_kv_heads
+        self.chunk_config = tuning.chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, k_cache.shape[2], dtype)
+        self.tokens_per_tile = self.chunk_config.block_m // self.group
+
+        def buffer(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            # Zeros: rows of padding are computed with too, and have to be numbers.
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        q_size = c.num_heads * c.head_dim
+        self.residual = buffer(max_tokens, c.hidden_size)
+        self.x = buffer(max_tokens, c.hidden_size)
+        self.qkv = buffer(max_tokens, q_size + 2 * c.num_kv_heads * c.head_dim)
+        self.q = buffer(max_tokens, c.num_heads, c.head_dim)
+        self.attended = buffer(max_tokens, q_size)
+        self.added = buffer(max_tokens, c.hidden_size)
+        self.gate_up = buffer(max_tokens, 2 * c.intermediate_size)
+        self.activated = buffer(max_tokens, c.intermediate_size)
+        self.last = buffer(max_seqs, c.hidden_size)
+        self.logits = buffer(max_seqs, c.vocab_size)
+        blocks = sampling.num_blocks(c.vocab_size)
+        self.best = buffer(max_seqs, blocks, dtype=torch.float32)
+        self.best_token = buffer(max_seqs, blocks, dtype=torch.int32)
+        self.tokens = buffer(max_seqs, dtype=torch.int32)
+        # Attention's partial results and the partial sums of products; both are small, as few rows are split.
+        configs = [(n, self._decode_config(n)) for n in range(1, max_seqs + 1)]
+        most = max(n * config.num_splits for n, config in configs)
+        self.partial = buffer(most * c.num_heads * c.head_dim, dtype=torch.float32)
+        self.lse = buffer(most * c.num_heads, dtype=torch.float32)
+        widest = max(q_size + 2 * c.num_kv_heads * c.head_dim, c.hidden_size, 2 * c.intermediate_size)
+        self.sums = buffer(4 * 16 * widest, dtype=torch.float32)
+
+        angles = torch.arange(max_model_len, device=device, dtype=torch.float32)[:, None] * model.inv_freq
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.ones = torch.ones(max_seqs, dtype=torch.int32, device=device)
+        self.counting = torch.arange(max_seqs, dtype=torch.int32, device=device)
+
+    def _decode_config(self, num_seqs: int) -> Config:
+        c = self.model.config
+        return tuning.decode_attention(num_seqs, c.num_heads, c.num_kv_heads, c.head_dim, self.model.dtype)
+
+    def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """x @ weight.T: in `out`, or as partial sums [splits, rows, N] where a product of few rows is split."""
+        config = tuning.few_rows(x.shape[0], *weight.shape)
+        if config is None:
+            torch.mm(x, weight.t(), out=out)
+            return out
+        rows, n = x.shape[0], weight.shape[0]
+        if config.splits == 1:
+            few_rows_linear(x, weight, out[None], config)
+            return out
+        parts = self.sums[: config.splits * rows * n].view(config.splits, rows, n)
+        few_rows_linear(x, weight, parts, config)
+        return parts
+
+    def run(self, inputs: DeviceInputs) -> None:
+        """Launch a round of `inputs.shape`; its tokens end up in `self.tokens`, its logits in `self.logits`."""
+        c, w, shape = self.model.config, self.model.weights, inputs.shape
+        eps, rows, seqs = c.rms_norm_eps, shape.num_tokens, shape.num_seqs
+        num_tokens = inputs.count(TOKENS)
+        update_tables(
+            self.block_tables,
+            inputs["update_row"],
+            inputs["update_column"],
+            inputs["update_block"],
+            inputs.count(UPDATES),
+        )
+        residual, x, q, attended = self.residual[:rows], self.x[:rows], self.q[:rows], self.attended[:rows]
+        embed_norm(inputs["token_ids"], w.embedding, w.layers[0].input_norm, residual, x, num_tokens, eps)
+        added: Tensor = self.added[:rows]
+        for i, layer in enumerate(w.layers):
+            qkv = self._linear(x, layer.qkv, self.qkv[:rows])
+            rope_and_store(
+                qkv, layer.qkv_bias, q, self.k_cache[i], self.v_cache[i], layer.q_norm, layer.k_norm, self.cos, self.sin,
+                inputs["positions"], inputs["table_rows"], self.block_tables, num_tokens, eps,
+            )  # fmt: skip
+            self._attend(i, inputs, q, attended.view(rows, c.num_heads, c.head_dim))
+            added = self._linear(attended, layer.out, self.added[:rows])
+            add_norm(added, residual, layer.post_attention_norm, x, num_tokens, eps)
+            gate_up = self._linear(x, layer.gate_up, self.gate_up[:rows])
+            silu_mul(gate_up, self.activated[:rows], num_tokens)
+            added = self._linear(self.activated[:rows], layer.down, self.added[:rows])
+            if i + 1 < c.num_layers:
+                add_norm(added, residual, w.layers[i + 1].input_norm, x, num_tokens, eps)
+        last = self.last[:seqs]
+        add_norm(added, residual, w.norm, last, inputs.count(YIELDS), eps, rows=inputs["yield_rows"])
+        torch.mm(last, w.lm_head.t(), out=self.logits[:seqs])
+        keys = inputs["keys"] if self.temperature > 0 else None
+        sampling.sample(
+            self.logits[:seqs],
+            keys,
+            self.best[:seqs],
+            self.best_token[:seqs],
+            self.tokens[:seqs],
+            inputs.count(YIELDS),
+            self.temperature,
+        )
+
+    def _attend(self, layer: int, inputs: DeviceInputs, q: Tensor, out: Tensor) -> None:
+        shape, c = inputs.shape, self.model.config
+        scale = c.head_dim**-0.5
+        config = self._decode_config(shape.num_seqs)
+        splits = config.num_splits
+        most_queries = shape.num_tokens
+        if shape.decodes_only:
+            tiles = (inputs["table_rows"], self.counting, inputs["positions"], self.ones)
+        else:
+            # Partial results are kept by row of q; with chunks beside them the rows are too many for that.
+            config = Config(config.block_m, config.block_n, 1, config.num_warps, config.num_stages)
+            splits = 1
+            tiles = (inputs["single_row"], inputs["single_query"], inputs["single_pos"], self.ones)
+        partial = self.partial[: most_queries * splits * c.num_heads * c.head_dim] if splits > 1 else None
+        lse = self.lse[: most_queries * splits * c.num_heads] if splits > 1 else None
+        paged_attention(
+            q,
+            self.k_cache[layer],
+            self.v_cache[layer],
+            out,
+            self.block_tables,
+            *tiles,
+            inputs.count(SINGLES),
+            shape.num_seqs,
+            scale,
+            config,
+            partial,
+            lse,
+        )
+        if not shape.decodes_only:
+            tiles = (inputs["chunk_row"], inputs["chunk_query"], inputs["chunk_pos"], inputs["chunk_len"])
+            paged_attention(
+                q,
+                self.k_cache[layer],
+                self.v_cache[layer],
+                out,
+                self.block_tables,
+                *tiles,
+                inputs.count(CHUNKS),
+                shape.chunk_tiles,
+                scale,
+                self.chunk_config,
+            )

@@ -1,0 +1,291 @@
+"""The engine for speed: fused Triton kernels, CUDA graphs, one copy to the device and one back a round.
+
+Takes and gives the same as engines/torch_engine/engine.py, which stays its oracle. `launch` returns while the device works.
+Without a card it runs in Triton's interpreter (TRITON_INTERPRET=1), slowly: that is for tests.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.interface import EngineLimits, ScheduledBatch, StepResult
+from engines.model.memory import available_bytes, is_out_of_memory
+from engines.model.transformer import Model
+from engines.torch_engine.engine import TorchEngine
+from engines.torch_engine.fused_forward import FusedForward
+from engines.torch_engine.memory import cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
+from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
+
+IN_FLIGHT = 4  # rounds whose host buffers are kept apart
+MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
+
+
+@dataclass(slots=True)
+class Flight:
+    """Host buffers of a round in flight, reused once its tokens have arrived."""
+
+    inputs: Tensor  # int32, pinned
+    tokens: Tensor  # int32 [max_seqs], pinned
+    done: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRound:
+    """A round that was launched."""
+
+    flight: Flight
+    num_yields: int
+    padded_tokens: int
+    mode: str
+    prepare_s: float
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None  # before the inputs are copied, after the last kernel
+    forward_s: float | None  # without a card: measured
+    logits: Tensor | None
+    flops: float
+    bytes: float
+
+
+class TritonEngine:
+    """An `Engine`. `max_num_batched_tokens` and `max_num_seqs` bound a round, and so its buffers.
+
+    `enforce_eager` captures no graphs. Raises BenchctlError for limits out of range and where memory does not suffice.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        enforce_eager: bool = False,
+        return_logits: bool = False,
+    ) -> None:
+        config = model.config
+        max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
+        TorchEngine._check(model, num_blocks, block_size, max_model_len, "reference", temperature)
+        self.model = model
+        self.limits = EngineLimits(num_blocks, block_size, max_model_len, config.vocab_size)
+        self.seed = seed if temperature > 0 else None
+        self.return_logits = return_logits
+        self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
+        if num_blocks * block_size * kv_bytes_per_token(config, model.dtype) > available_bytes(model.device):
+            raise cache_out_of_memory(model, num_blocks, block_size)
+        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        max_blocks = min(-(-max_model_len // block_size), num_blocks)
+        num_rows = 2 * self.max_seqs
+        try:
+            self.k_cache = torch.zeros(shape, dtype=model.dtype, device=model.device)
+            self.v_cache = torch.zeros(shape, dtype=model.dtype, device=model.device)
+            with torch.inference_mode():
+                self.block_tables = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=model.device)
+                self.forward = FusedForward(
+                    model, self.k_cache, self.v_cache, self.block_tables,
+                    max_tokens=self.max_tokens, max_seqs=self.max_seqs, max_model_len=max_model_len, temperature=temperature,
+                )  # fmt: skip
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.close()
+            raise cache_out_of_memory(model, num_blocks, block_size) from None
+        self.rows = TableRows(num_rows, max_blocks)
+        on_card = model.device.type == "cuda"
+        largest = self._exact_shape(
+            self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), num_rows * max_blocks
+        ).size
+        self.inputs = torch.zeros(largest, dtype=torch.int32, device=model.device)
+        self.flights = [
+            Flight(
+                torch.zeros(largest, dtype=torch.int32, pin_memory=on_card),
+                torch.zeros(self.max_seqs, dtype=torch.int32, pin_memory=on_card),
+            )
+            for _ in range(IN_FLIGHT)
+        ]
+        self.next_flight = 0
+        self.graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self.device_inputs: dict[Shape, DeviceInputs] = {}
+        self.decode_shapes: list[Shape] = []
+        self.mixed_shapes: list[Shape] = []
+        self._weight_bytes, self._matrix_parameters = _sizes(model)
+        if on_card and not enforce_eager:
+            self._capture_graphs()
+
+    # -- shapes
+
+    def _most_tiles(self, num_tokens: int, num_seqs: int) -> int:
+        return num_tokens // self.forward.tokens_per_tile + num_seqs
+
+    def _exact_shape(self, num_tokens: int, num_seqs: int, tiles: int, num_updates: int) -> Shape:
+        return Shape(num_tokens, num_seqs, tiles, num_updates)
+
+    def _graph_shapes(self) -> tuple[list[Shape], list[Shape]]:
+        """(decodes alone, rounds with prefill), each by size. Steps widen with size, so that padding stays a small share."""
+        sizes = [1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, self.max_seqs + 64, 64)]
+        decodes = sorted({min(n, self.max_seqs) for n in sizes})
+        updates = 64
+        chunks = sorted(
+            {
+                min(n, self.max_tokens)
+                for n in (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+                if n <= MAX_GRAPH_CHUNK_TOKENS
+            }
+        )
+        return (
+            [Shape(n, n, 0, max(updates, 2 * n)) for n in decodes],
+            [Shape(n, min(n, self.max_seqs, 256), self._most_tiles(n, 16), 1024) for n in chunks],
+        )
+
+    @torch.inference_mode()
+    def _capture_graphs(self) -> None:
+        self.decode_shapes, self.mixed_shapes = self._graph_shapes()
+        pool = None
+        # The largest first: later ones fit into the memory that it took.
+        for shape in [*reversed(self.mixed_shapes), *reversed(self.decode_shapes)]:
+            inputs = self._inputs_for(shape)
+            self.inputs.zero_()  # counts of 0: nothing is read or written while warming up
+            self.forward.run(inputs)
+            torch.cuda.synchronize(self.model.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self.forward.run(inputs)
+            pool = pool or graph.pool()
+            self.graphs[shape] = graph
+        torch.cuda.synchronize(self.model.device)
+
+    def _inputs_for(self, shape: Shape) -> DeviceInputs:
+        if shape not in self.device_inputs:
+            self.device_inputs[shape] = DeviceInputs.of(shape, self.inputs)
+        return self.device_inputs[shape]
+
+    def _choose_shape(self, num_tokens: int, num_seqs: int, tiles: int, num_updates: int) -> Shape:
+        """The smallest captured shape that holds the round, or its own."""
+        for shape in self.decode_shapes if tiles == 0 else self.mixed_shapes:
+            if (
+                shape.num_tokens >= num_tokens
+                and shape.num_seqs >= num_seqs
+                and shape.chunk_tiles >= tiles
+                and shape.num_updates >= num_updates
+            ):
+                return shape
+        return self._exact_shape(num_tokens, num_seqs, tiles, num_updates)
+
+    # -- a round
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> PendingRound:
+        """Start a round. The batch is not looked at after it returns."""
+        began = time.perf_counter()
+        inputs = gather(batch, self.model.config.vocab_size)
+        rows, updates = self.rows.rows_and_updates(batch)
+        tiles = chunk_tiles(inputs, self.forward.tokens_per_tile)
+        num_updates = sum(len(blocks) for _, _, blocks in updates)
+        shape = self._choose_shape(len(inputs.token_ids), batch.num_seqs, len(tiles[0]), num_updates)
+        flight = self.flights[self.next_flight]
+        self.next_flight = (self.next_flight + 1) % IN_FLIGHT
+        if flight.done is not None:
+            flight.done.synchronize()
+        write(flight.inputs.numpy()[: shape.size], shape, inputs, rows, tiles, updates, batch, self.seed)
+        prepared = time.perf_counter()
+        try:
+            mode, events = self._start(shape, flight, len(inputs.yielding))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise forward_out_of_memory(
+                self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())
+            ) from None
+        flops, num_bytes = self._work(
+            len(inputs.token_ids), len(inputs.yielding), inputs.context_pairs, inputs.context_tokens
+        )
+        return PendingRound(
+            flight=flight,
+            num_yields=len(inputs.yielding),
+            padded_tokens=shape.num_tokens,
+            mode=mode,
+            prepare_s=prepared - began,
+            events=events,
+            forward_s=None if events else time.perf_counter() - prepared,
+            logits=self.forward.logits[: len(inputs.yielding)].float().clone() if self.return_logits else None,
+            flops=flops,
+            bytes=num_bytes,
+        )
+
+    def _start(
+        self, shape: Shape, flight: Flight, num_yields: int
+    ) -> tuple[str, tuple[torch.cuda.Event, torch.cuda.Event] | None]:
+        on_card = self.model.device.type == "cuda"
+        events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if on_card else None
+        if events:
+            events[0].record()
+        self.inputs[: shape.size].copy_(flight.inputs[: shape.size], non_blocking=True)
+        graph = self.graphs.get(shape)
+        if graph is not None:
+            graph.replay()
+        else:
+            self.forward.run(DeviceInputs.of(shape, self.inputs))
+        if events:
+            events[1].record()
+        flight.tokens[:num_yields].copy_(self.forward.tokens[:num_yields], non_blocking=True)
+        if events:
+            flight.done = torch.cuda.Event()
+            flight.done.record()
+        return "graph" if graph is not None else "eager", events
+
+    def collect(self, handle: PendingRound) -> StepResult:
+        """Wait for a round's tokens."""
+        device_s = handle.forward_s
+        if handle.events is not None:
+            assert handle.flight.done is not None
+            handle.flight.done.synchronize()
+            device_s = handle.events[0].elapsed_time(handle.events[1]) * 1e-3
+        return StepResult(
+            token_ids=handle.flight.tokens[: handle.num_yields].numpy().astype(np.int64),
+            device_s=device_s,
+            duration_s=device_s,
+            mode=handle.mode,
+            padded_tokens=handle.padded_tokens,
+            prepare_s=handle.prepare_s,
+            flops=handle.flops,
+            bytes=handle.bytes,
+        )
+
+    def _work(self, num_tokens: int, num_yields: int, context_pairs: int, context_tokens: int) -> tuple[float, float]:
+        """(operations, bytes) a round cannot do without.
+
+        Operations: two a matrix parameter and token, of the head for yielding tokens only, and four a query head, dimension
+        and (query, key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once, what is written of
+        them. Left out: activations, norms, RoPE, sampling, the second reading of keys by further tiles of a chunk.
+        """
+        c = self.model.config
+        head = c.vocab_size * c.hidden_size
+        flops = 2.0 * self._matrix_parameters * num_tokens + 2.0 * head * num_yields
+        flops += 4.0 * c.num_layers * c.num_heads * c.head_dim * context_pairs
+        size = self.model.dtype.itemsize
+        kv = kv_bytes_per_token(c, self.model.dtype)
+        return flops, self._weight_bytes + size * c.hidden_size * num_tokens + kv * (context_tokens + num_tokens)
+
+    def close(self) -> None:
+        """Give the memory back. Rounds that were launched have to be collected before."""
+        self.graphs = {}
+        self.device_inputs = {}
+        self.k_cache = self.v_cache = torch.empty(0)
+        self.forward = None  # type: ignore[assignment]
+
+
+def _sizes(model: Model) -> tuple[float, float]:
+    """(bytes of the weights a round reads whole, parameters of the layers' matrices)."""
+    c = model.config
+    head = c.vocab_size * c.hidden_size
+    matrices = c.num_parameters - head * (1 if c.tie_word_embeddings else 2)
+    return float((matrices + head) * model.dtype.itemsize), float(matrices)

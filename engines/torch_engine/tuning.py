@@ -1,0 +1,44 @@
+"""Launch configurations, chosen beforehand on an H200 (benchmarks/attention.py, benchmarks/linear.py); none is tried in a run.
+
+Other cards run them too: none needs more than an Ampere card has, and shapes that would are made smaller here.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engines.kernels.attention import Config
+from engines.kernels.linear import MAX_FEW_ROWS, FewRowsConfig
+
+
+def decode_attention(num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Config:
+    """Enough programs to draw the memory's bandwidth: keys are split where sequences times KV heads are too few."""
+    rows = max(16, triton.next_power_of_2(num_heads // kv_heads))
+    splits = max(1, min(16, 512 // triton.next_power_of_2(num_seqs * kv_heads)))
+    if head_dim > 128 or dtype == torch.float32:
+        return Config(rows, 32, splits, num_warps=4, num_stages=2)
+    if num_seqs * kv_heads < 64:
+        return Config(rows, 128, splits, num_warps=4, num_stages=3)
+    return Config(rows, 64, splits, num_warps=4 if splits > 1 else 2, num_stages=3)
+
+
+def chunk_attention(num_heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> Config:
+    """Rows are tokens times the heads of a group."""
+    rows = max(16, triton.next_power_of_2(num_heads // kv_heads))
+    if head_dim > 128 or dtype == torch.float32:
+        return Config(max(rows, 64), 32, num_warps=4, num_stages=2)
+    if block_size % 64 == 0:
+        return Config(max(rows, 128), 64, num_warps=4, num_stages=3)
+    return Config(max(rows, 256), 64, num_warps=8, num_stages=3)
+
+
+def few_rows(num_rows: int, n: int, k: int) -> FewRowsConfig | None:
+    """A split product for [num_rows, k] x [n, k], or None where the library's is as fast."""
+    if num_rows > MAX_FEW_ROWS or n * k > 128 << 20:
+        return None
+    block_n = 16 if n <= 4096 else 32
+    splits = 1
+    while splits < 4 and triton.cdiv(n, block_n) * splits < 264 and k // (splits * 2) >= 512:
+        splits *= 2
+    return FewRowsConfig(block_n=block_n, block_k=256, splits=splits)
