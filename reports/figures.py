@@ -19,8 +19,8 @@ from reports.summary import DEFAULT_METRICS
 
 Figure = dict[str, Any]
 
-MAX_POINTS = 3_000  # drawn rounds of one figure
-BARS = 400  # up to so many rounds each is a bar of its own
+MAX_POINTS = 2_000  # drawn rounds of one figure
+BARS = 400  # more bars than that are outlined, so that each stays visible
 MAX_GANTT = 250  # requests in the timeline
 MAX_SPANS = 10_000  # stretches in the timeline; fewer requests are drawn where they have more
 ECDF_POINTS = 400
@@ -85,19 +85,19 @@ def rounds_figure(run: Run, limit: int = MAX_POINTS) -> Figure | None:
         (pl.col("free_blocks_end") - pl.col("cached_free_blocks")).alias("empty"),
     )
     frame, note = thin(frame, ("prefill_tokens", "decode_tokens", "cached_tokens", "used", "waiting", "running"), limit)
-    bars = frame.height <= BARS and note is None
+    thin_bars = frame.height > BARS
 
     def trace(column: str, name: str, role: str, axis: str, legend: str, stack: str | None, bar: bool) -> Figure:
         out: Figure = {"name": name, "y": frame[column].to_list(), "yaxis": axis, "legend": legend, "meta": {"c": role}}
         if bar:
-            return out | {"type": "bar", "offsetgroup": "tokens"}
+            return out | {"type": "bar", "meta": {"c": role, "outlined": thin_bars}}
         out |= {"type": "scatter", "mode": "lines", "line": {"width": 1.5, "shape": "hv"}}
         return out | ({"stackgroup": stack, "line": {"width": 0, "shape": "hv"}} if stack else {})
 
     data = [
-        trace("decode_tokens", "decode", "decode", "y", "legend", "tokens", bars),
-        trace("prefill_tokens", "prefill", "prefill", "y", "legend", "tokens", bars),
-        trace("cached_tokens", "cached", "cached", "y", "legend", "tokens", bars),
+        trace("decode_tokens", "decode", "decode", "y", "legend", None, True),
+        trace("prefill_tokens", "prefill", "prefill", "y", "legend", None, True),
+        trace("cached_tokens", "cached", "cached", "y", "legend", None, True),
         trace("used", "used", "used", "y2", "legend2", "blocks", False),
         trace("cached_free_blocks", "free, cached", "cached", "y2", "legend2", "blocks", False),
         trace("empty", "free", "free", "y2", "legend2", "blocks", False),
@@ -109,7 +109,7 @@ def rounds_figure(run: Run, limit: int = MAX_POINTS) -> Figure | None:
     return {
         "by_round": frame["round"].to_list(),
         "by_time": rounded(frame["t_end_s"]),
-        "durations": rounded(frame["t_end_s"] - frame["t_start_s"]) if bars else None,
+        "durations": rounded(frame["t_end_s"] - frame["t_start_s"]),
         "data": data,
         "layout": {
             "height": 560,

@@ -42,7 +42,7 @@
       const steps = [colour("--sunken"), colour("--c-cached"), ...Array.from({ length: 8 }, (_, i) => colour(`--o${i}`))];
       out.colorscale = steps.flatMap((c, i) => [[i / steps.length, c], [(i + 1) / steps.length, c]]);
     } else if (trace.type === "bar") {
-      out.marker = { color: tint, line: { width: 0 } };
+      out.marker = { color: tint, line: { color: tint, width: trace.meta.outlined ? 1 : 0 } };
     } else if (marks) {
       out.marker = { color: tint, size: 8, line: { color: colour("--bg"), width: 1.5 } };
     } else {
@@ -54,9 +54,10 @@
     }
     if (!trace.x && figure[axis]) {
       out.x = figure[axis];
-      if (trace.type === "bar" && axis === "by_time") {
-        out.x = figure.by_time.map((end, i) => end - figure.durations[i] / 2);
-        out.width = figure.durations;
+      if (trace.type === "bar") {
+        // A batch fills its round: one number wide, or from its start to its end.
+        if (axis === "by_time") out.x = figure.by_time.map((end, i) => end - figure.durations[i] / 2);
+        out.width = axis === "by_time" ? figure.durations : figure.durations.map(() => 1);
       }
     }
     return out;
