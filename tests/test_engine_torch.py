@@ -127,7 +127,7 @@ def test_decodes_of_similar_context_share_a_bucket() -> None:
     cache = PoisonedCache(make_engine("llama", "cpu", block_size=16))
     seqs = [Sequence(i, np.zeros(600, dtype=np.int64), computed=c) for i, c in enumerate((399, 99, 299, 9, 98, 380))]
     inputs = build_inputs(cache.batch([(seq, 1) for seq in seqs]), 16, VOCAB)
-    attention = ReferenceAttention(inputs, cache.engine.k_cache, cache.engine.v_cache)
+    attention = ReferenceAttention(cache.engine.k_cache, cache.engine.v_cache).prepare(inputs)
     assert attention.decode_rows is not None and attention.decode_rows.tolist() == [0, 5, 2, 1, 4, 3]
     buckets = [(bucket.begin, bucket.end, len(bucket.slots)) for bucket in attention.buckets]
     assert buckets == [(0, 3, 3 * 400), (3, 5, 2 * 100), (5, 6, 10)] and 300 >= SHORTEST_IN_BUCKET * 400

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -207,3 +210,13 @@ def test_a_tokenizer_is_read_from_local_files_only(tmp_path: Path) -> None:
         with pytest.raises(BenchctlError) as refused:
             load_tokenizer(path)
         assert "tokenizer" in refused.value.what
+
+
+@pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("3", 3)])
+def test_a_small_model_on_the_cpu_runs_on_one_thread_unless_told_otherwise(variable: str | None, threads: int) -> None:
+    code = "import torch\nfrom engines.model.load import load_model\nload_model('tiny', device='cpu')\nprint(torch.get_num_threads())"
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    if variable is not None:
+        env["OMP_NUM_THREADS"] = variable
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == threads

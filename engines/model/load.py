@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ DTYPES: dict[str, torch.dtype] = {
     "half": torch.float16,
 }
 LOAD_FORMATS = ("auto", "dummy")
+# Below this many parameters an operator takes microseconds, and a second CPU thread is a gamble: on two idle cores a round
+# takes half the time, but where another process holds one of them every operator waits for a time slice, and rounds take
+# ten to a hundred times as long.
+ONE_THREAD_PARAMETERS = 10_000_000
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -81,6 +86,7 @@ def load_model(
 ) -> Model:
     """A preset or a local Hugging Face folder as a model on a device.
 
+    A small model on the CPU sets torch to one thread, for the whole process, unless OMP_NUM_THREADS is set.
     `load_format` `auto`: the folder's safetensors, random weights from `seed` for a preset; `dummy`: random for both.
     Raises BenchctlError: unknown name, unsupported model, broken checkpoint, not enough memory.
     """
@@ -93,6 +99,12 @@ def load_model(
     config, folder = find_config(name_or_path)
     resolved_device = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, resolved_device)
+    if (
+        resolved_device.type == "cpu"
+        and config.num_parameters < ONE_THREAD_PARAMETERS
+        and "OMP_NUM_THREADS" not in os.environ
+    ):
+        torch.set_num_threads(1)
     smaller = "use a smaller model or a 16-bit --dtype" if resolved_dtype == torch.float32 else "use a smaller model"
     what = f"{name_or_path} with {config.num_parameters / 1e9:.3g} B parameters in {str(resolved_dtype).removeprefix('torch.')}"
     require_bytes(config.num_parameters * resolved_dtype.itemsize, resolved_device, what=what, fix=smaller)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,9 +29,16 @@ from engines.torch_engine.reference_attention import ReferenceAttention, to_devi
 from engines.torch_engine.sampling import sample
 from traces.errors import BenchctlError
 
-# (inputs of a batch, K cache, V cache) -> the attention of that batch over all layers.
-AttentionBackend = Callable[[BatchInputs, Tensor, Tensor], Attention]
-ATTENTION_BACKENDS: dict[str, AttentionBackend] = {"reference": ReferenceAttention}
+
+class AttentionBackend(Protocol):
+    """Paged attention over the KV cache of one engine; it may keep buffers of its own between rounds."""
+
+    def prepare(self, inputs: BatchInputs) -> Attention:
+        """The attention of one batch over all layers, its metadata on the device."""
+
+
+# Made from (K cache, V cache), each [layers, num_blocks, block_size, num_kv_heads, head_dim].
+ATTENTION_BACKENDS: dict[str, Callable[[Tensor, Tensor], AttentionBackend]] = {"reference": ReferenceAttention}
 BLOCK_SIZE_MULTIPLE = 16
 
 
@@ -88,7 +96,6 @@ class TorchEngine:
         self.temperature = temperature
         self.seed = seed
         self.return_logits = return_logits
-        self._attention = ATTENTION_BACKENDS[attention]
         shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         # Asked beforehand, since a CPU gives out memory that it does not have and ends the process later.
         if num_blocks * block_size * kv_bytes_per_token(config, model.dtype) > available_bytes(model.device):
@@ -101,6 +108,7 @@ class TorchEngine:
                 raise
             self.close()
             raise cache_out_of_memory(model, num_blocks, block_size) from None
+        self._attention: AttentionBackend | None = ATTENTION_BACKENDS[attention](self.k_cache, self.v_cache)
         self._fitting_bytes = 0  # CPU: the largest estimate of a pass that was found to fit
 
     @staticmethod
@@ -135,13 +143,14 @@ class TorchEngine:
         """Start a round. On a card it returns while the device works; the batch is not looked at afterwards."""
         began = time.perf_counter()
         model = self.model
+        assert self._attention is not None, "the engine was closed"
         inputs = build_inputs(batch, self.limits.block_size, model.config.vocab_size)
         longest = int(inputs.context_lens.max(initial=0))
         assert longest <= (self.limits.max_model_len or 0), (longest, self.limits)
         if model.device.type == "cpu":
             self._require_forward_fits(inputs, longest)
         try:
-            attention = self._attention(inputs, self.k_cache, self.v_cache)
+            attention = self._attention.prepare(inputs)
             if model.device.type == "cuda":
                 return self._launch_on_card(inputs, attention, began)
             prepared = time.perf_counter()
@@ -205,4 +214,5 @@ class TorchEngine:
 
     def close(self) -> None:
         """Give the KV cache back. Rounds that were launched have to be collected before."""
+        self._attention = None
         self.k_cache = self.v_cache = torch.empty(0)

@@ -19,8 +19,9 @@ from engines.torch_engine.inputs import BatchInputs
 
 # Contexts of one bucket are at least this share of its longest, so under 30 % of what it reads is padding.
 SHORTEST_IN_BUCKET = 0.7
-# Most K or V values gathered at once, and most (query, key, head) scores of a tile: what bounds the memory of a pass.
-MAX_GATHERED_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
+# Most K or V values gathered at once, and most (query, key, head) scores of a tile: what bounds the memory of a pass. On a
+# CPU small enough that what was gathered is still in its cache when it is attended.
+MAX_GATHERED_VALUES = {"cpu": 1 << 18, "cuda": 1 << 28}
 MAX_SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
 
 
@@ -45,15 +46,42 @@ class Chunk:
 
 
 class ReferenceAttention:
-    """The attention of one batch over all layers: an `Attention` of `engines.model.transformer`.
+    """The backend of one engine. `k_cache` and `v_cache`: [layers, num_blocks, block_size, num_kv_heads, head_dim]."""
 
-    `k_cache` and `v_cache`: [layers, num_blocks, block_size, num_kv_heads, head_dim]; written in place.
-    """
-
-    def __init__(self, inputs: BatchInputs, k_cache: Tensor, v_cache: Tensor) -> None:
+    def __init__(self, k_cache: Tensor, v_cache: Tensor) -> None:
         self.k_slots = k_cache.flatten(1, 2)  # [layers, slots, num_kv_heads, head_dim]
         self.v_slots = v_cache.flatten(1, 2)
         self.device = k_cache.device
+        # Gathered K and V of decodes, kept between rounds: on a CPU fresh pages cost more than the copy into them.
+        self._scratch = (k_cache.new_empty(0), k_cache.new_empty(0))
+
+    @property
+    def values_per_token(self) -> int:
+        return self.k_slots.shape[2] * self.k_slots.shape[3]
+
+    def prepare(self, inputs: BatchInputs) -> BatchAttention:
+        """The attention of one batch over all layers: an `Attention` of `engines.model.transformer`."""
+        return BatchAttention(self, inputs)
+
+    def gather_for_decodes(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V at `slots` [s] -> [s, num_kv_heads, head_dim] each; valid until the next call."""
+        k_slots, v_slots = self.k_slots[layer], self.v_slots[layer]
+        if self.device.type != "cpu":
+            return k_slots.index_select(0, slots), v_slots.index_select(0, slots)
+        shape = (len(slots), *k_slots.shape[1:])
+        num_values = len(slots) * self.values_per_token
+        if self._scratch[0].numel() < num_values:
+            self._scratch = (k_slots.new_empty(num_values), k_slots.new_empty(num_values))
+        k, v = (scratch[:num_values].view(shape) for scratch in self._scratch)
+        return torch.index_select(k_slots, 0, slots, out=k), torch.index_select(v_slots, 0, slots, out=v)
+
+
+class BatchAttention:
+    """The attention of one batch; called once a layer."""
+
+    def __init__(self, backend: ReferenceAttention, inputs: BatchInputs) -> None:
+        self.backend = backend
+        self.device = backend.device
         self.slot_mapping = self._to_device(inputs.slot_mapping)
         num_tokens = np.diff(inputs.cu_seqlens_q)
         self.decode_rows: Tensor | None = None
@@ -66,32 +94,33 @@ class ReferenceAttention:
         self.chunks = [self._make_chunk(inputs, i) for i in np.flatnonzero(num_tokens > 1).tolist()]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        k_slots, v_slots = self.k_slots[layer], self.v_slots[layer]
-        k_slots.index_copy_(0, self.slot_mapping, k)
-        v_slots.index_copy_(0, self.slot_mapping, v)
+        self.backend.k_slots[layer].index_copy_(0, self.slot_mapping, k)
+        self.backend.v_slots[layer].index_copy_(0, self.slot_mapping, v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if self.decode_rows is not None:
-            out.index_copy_(0, self.decode_rows, self._decode(q.index_select(0, self.decode_rows), k_slots, v_slots))
+            out.index_copy_(0, self.decode_rows, self._decode(layer, q.index_select(0, self.decode_rows)))
         for chunk in self.chunks:
-            self._prefill(chunk, q, k_slots, v_slots, out)
+            self._prefill(layer, chunk, q, out)
         return out
 
-    def _decode(self, q: Tensor, k_slots: Tensor, v_slots: Tensor) -> Tensor:
+    def _decode(self, layer: int, q: Tensor) -> Tensor:
         """One query a sequence, q [n, num_heads, head_dim] in bucket order -> the same shape."""
-        _, num_kv_heads, head_dim = k_slots.shape
+        _, _, num_kv_heads, head_dim = self.backend.k_slots.shape
         parts = []
         for bucket in self.buckets:
             size = bucket.end - bucket.begin
-            k = k_slots.index_select(0, bucket.slots).view(size, -1, num_kv_heads, head_dim).transpose(1, 2)
-            v = v_slots.index_select(0, bucket.slots).view(size, -1, num_kv_heads, head_dim).transpose(1, 2)
+            k, v = (
+                gathered.view(size, -1, num_kv_heads, head_dim).transpose(1, 2)
+                for gathered in self.backend.gather_for_decodes(layer, bucket.slots)
+            )
             # The query heads of a group stand where the queries of a sequence do: they read the same keys, none is copied.
             grouped = q[bucket.begin : bucket.end].view(size, num_kv_heads, -1, head_dim)
-            parts.append(
-                F.scaled_dot_product_attention(grouped, k, v, attn_mask=bucket.mask).reshape(size, -1, head_dim)
-            )
+            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=bucket.mask)
+            parts.append(attended.reshape(size, -1, head_dim))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _prefill(self, chunk: Chunk, q: Tensor, k_slots: Tensor, v_slots: Tensor, out: Tensor) -> None:
+    def _prefill(self, layer: int, chunk: Chunk, q: Tensor, out: Tensor) -> None:
+        k_slots, v_slots = self.backend.k_slots[layer], self.backend.v_slots[layer]
         num_heads = q.shape[1]
         group = num_heads // k_slots.shape[1]
         k = k_slots.index_select(0, chunk.slots).repeat_interleave(group, dim=1).transpose(0, 1)[None]
@@ -116,13 +145,12 @@ class ReferenceAttention:
     def _make_buckets(self, inputs: BatchInputs, order: Int64Array) -> list[DecodeBucket]:
         """`order`: indices of sequences that feed one token, the longest context first."""
         context_lens = inputs.context_lens[order]
-        values_per_token = self.k_slots.shape[2] * self.k_slots.shape[3]
         buckets = []
         begin = 0
         while begin < len(order):
             longest = int(context_lens[begin])
             similar = int(np.count_nonzero(context_lens >= longest * SHORTEST_IN_BUCKET))
-            fits = max(1, MAX_GATHERED_VALUES[self.device.type] // (longest * values_per_token))
+            fits = max(1, MAX_GATHERED_VALUES[self.device.type] // (longest * self.backend.values_per_token))
             end = min(similar, begin + fits)
             buckets.append(self._make_bucket(inputs, order, begin, end, longest))
             begin = end
@@ -137,7 +165,7 @@ class ReferenceAttention:
         slots = np.where(padding, slots[:, :1], slots)
         mask = np.where(padding, np.float32(-np.inf), np.float32(0))[:, None, None, :]
         return DecodeBucket(
-            begin, end, self._to_device(slots.reshape(-1)), self._to_device(mask).to(self.k_slots.dtype)
+            begin, end, self._to_device(slots.reshape(-1)), self._to_device(mask).to(self.backend.k_slots.dtype)
         )
 
     def _make_chunk(self, inputs: BatchInputs, index: int) -> Chunk:
