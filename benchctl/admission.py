@@ -32,15 +32,15 @@ class AdmissionCounts:
 
 
 class LazyTokens:
-    """Makes a request's ids when called, from its row of the trace."""
+    """Makes a request's ids when called, from its row of the trace. Holds the row's number alone."""
 
-    __slots__ = ("_maker", "_request")
+    __slots__ = ("_maker", "_row")
 
-    def __init__(self, maker: Callable[[Request], Int64Array], request: Request) -> None:
-        self._maker, self._request = maker, request
+    def __init__(self, maker: Callable[[int], Int64Array], row: int) -> None:
+        self._maker, self._row = maker, row
 
     def __call__(self) -> Int64Array:
-        return self._maker(self._request)
+        return self._maker(self._row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Sizes:
 class Admission:
     """Turns due requests into `NewRequest`s. Mutable; owned by one replay.
 
-    `prompt_length` and `token_ids` are those of a `traces.tokens.TokenMaker`; `forced` is false
+    `prompt_length` and `token_ids` are those of a `traces.tokens.TokenMaker`, `by_row` reads a row of the trace again; `forced` is false
     under `--outputs sampled`; `eos_token_ids` then end rows whose `stop` is "eos".
     """
 
@@ -65,13 +65,14 @@ class Admission:
         *,
         prompt_length: Callable[[Request], int],
         token_ids: Callable[[Request], Int64Array],
+        by_row: Callable[[int], Request],
         sizes: Sizes,
         over_length: str = "reject",
         forced: bool = True,
         eos_token_ids: frozenset[int] = frozenset(),
         trace: str = "the trace",
     ) -> None:
-        self._prompt_length, self._token_ids = prompt_length, token_ids
+        self._prompt_length, self._token_ids, self._by_row = prompt_length, token_ids, by_row
         self._sizes, self._over_length = sizes, over_length
         self._forced, self._eos = forced, eos_token_ids
         self._trace = trace
@@ -90,7 +91,7 @@ class Admission:
             id=request.id,
             num_prompt_tokens=prompt,
             num_output_tokens=output,
-            make_token_ids=LazyTokens(self._make_ids, request),
+            make_token_ids=LazyTokens(self._make_ids, request.index),
             arrival_s=tie_s,
             priority=request.priority,
             adapter=request.adapter,
@@ -151,8 +152,9 @@ class Admission:
             output = min(output, limit - prompt)
         return prompt, output
 
-    def _make_ids(self, request: Request) -> Int64Array:
+    def _make_ids(self, row: int) -> Int64Array:
         """int64 [prompt + output] (forced) or [prompt]: the leading part of both, as handed over."""
+        request = self._by_row(row)
         whole, asked = self._prompt_length(request), request.output_length or 1
         prompt, output = self._fitted(whole, asked)
         ids = self._token_ids(request)

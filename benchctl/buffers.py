@@ -5,15 +5,15 @@ Must not know files or time. The same integer columns feed the digest and the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from benchctl.digest import NULL, word
-from engines.interface import Int64Array, ScheduledBatch
+from engines.interface import BoolArray, Int64Array, ScheduledBatch
 from engines.schedulers.decisions import BLOCK_EVENTS, DECISION_KINDS, REASONS, UNITS
 from reports import records
 
@@ -38,8 +38,64 @@ _UNITS = _decoder(UNITS)
 _EVENTS = _decoder(tuple(BLOCK_EVENTS))
 
 
-def _ints(values: Any, count: int) -> Int64Array:
-    return np.fromiter(values, dtype=np.int64, count=count)
+def _ints(values: Iterable[int]) -> Int64Array:
+    # array() reads plain ints about twice as fast as numpy does.
+    return np.frombuffer(array("q", values), dtype=np.int64)
+
+
+class _Codes(dict[str | None, int]):
+    """Word -> code, filled as words are met: a dict's lookup is the cheapest there is."""
+
+    def __missing__(self, text: str | None) -> int:
+        self[text] = code = word(text)
+        return code
+
+
+_CODES = _Codes()
+
+
+class RowBuffer:
+    """Rows of `decisions` or of `blocks`, kept as int64 columns: round, then those of the rows, the order first.
+
+    Rows are turned into columns as they come, while they are in the processor's cache, and their tuples go at once.
+    `words` and `nullable` are the places of words and of ints that may be None within a row. Owned by one recorder.
+    """
+
+    def __init__(self, width: int, words: tuple[int, ...], nullable: tuple[int, ...]) -> None:
+        self._width, self._words, self._nullable = width, frozenset(words), frozenset(nullable)
+        self.clear()
+
+    def clear(self) -> None:
+        # New arrays: the old ones' memory is still looked at by whoever has their columns.
+        self._columns = [array("q") for _ in range(self._width + 1)]
+
+    def extend(self, number: int, shift: int, rows: list[tuple[Any, ...]]) -> None:
+        """Rows of round `number`; `shift` is added to their order."""
+        columns = self._columns
+        columns[0].extend([number] * len(rows))
+        for place, values in enumerate(zip(*rows, strict=True)):
+            if place in self._words:
+                columns[place + 1].extend(map(_CODES.__getitem__, values))
+            elif place in self._nullable and None in values:
+                columns[place + 1].extend([NULL if value is None else value for value in values])
+            elif place == 0 and shift:
+                columns[1].extend([value + shift for value in values])
+            else:
+                columns[place + 1].extend(values)
+
+    def columns(self) -> list[Int64Array]:
+        """Canonical columns: words as codes, null as NULL."""
+        return [np.frombuffer(column, dtype=np.int64) for column in self._columns]
+
+
+def decision_buffer() -> RowBuffer:
+    """For rows (order, kind, request, other, reason, needed, available, unit)."""
+    return RowBuffer(8, words=(1, 4, 7), nullable=(3, 5, 6))
+
+
+def block_buffer() -> RowBuffer:
+    """For rows (order, block, event, request, index)."""
+    return RowBuffer(5, words=(2,), nullable=(4,))
 
 
 def _nullable(column: Int64Array) -> pl.Series:
@@ -52,8 +108,7 @@ class BatchBuffer:
 
     _COLUMNS = ("request", "start", "num_tokens", "is_decode", "cached", "yields", "num_blocks", "prompt")
 
-    def __init__(self, compact: bool) -> None:
-        self._compact = compact
+    def __init__(self) -> None:
         self._data: Int64Array = np.empty((len(self._COLUMNS), 4096), dtype=np.int64)
         self.clear()
 
@@ -89,17 +144,17 @@ class BatchBuffer:
 
     def columns(self) -> list[Int64Array]:
         """The canonical columns of `batches`: round, order, request, start, num_tokens, phase, cached, yields, num_blocks."""
-        counts = _ints((count for _, count, _ in self._rounds), len(self._rounds))
-        numbers = _ints((number for number, _, _ in self._rounds), len(self._rounds))
+        counts = _ints(count for _, count, _ in self._rounds)
+        numbers = _ints(number for number, _, _ in self._rounds)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         order = np.arange(self._size, dtype=np.int64) - first
         data = self._data[:, : self._size]
         cached = np.where(data[4] < 0, NULL, data[4])
         return [np.repeat(numbers, counts), order, data[0], data[1], data[2], data[3], cached, data[5], data[6]]
 
-    def frames(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The tables `batches` and `tokens`."""
-        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = self.columns()
+    def frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The tables `batches` and `tokens` of `columns()`."""
+        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
         batches = pl.DataFrame(
             {
                 "round": number,
@@ -116,7 +171,7 @@ class BatchBuffer:
         rows = np.flatnonzero(yields)
         t_end = np.repeat(
             np.fromiter((t for _, _, t in self._rounds), dtype=np.float64, count=len(self._rounds)),
-            _ints((count for _, count, _ in self._rounds), len(self._rounds)),
+            _ints(count for _, count, _ in self._rounds),
         )
         # A row that yields has fed all known tokens: the prompt and the tokens before this one.
         index = start[rows] + num_tokens[rows] - self._data[7, : self._size][rows]
@@ -131,6 +186,19 @@ class BatchBuffer:
         )
         return batches, tokens
 
+    def compact_frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The same tables with stretches of equal decode rows folded into one row each (`reports.records.COMPACT`)."""
+        batches, tokens = self.frames(columns)
+        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
+        # A decode feeds one token and yields one, so the rest is the same once these are.
+        rows, counts = fold(request, number, start, (order, num_blocks), may_grow=phase == 1)
+        folded = batches[rows].with_columns(pl.Series("num_rounds", counts))
+        if tokens["token_id"].null_count() < tokens.height:
+            return folded, tokens.with_columns(pl.lit(1, dtype=pl.Int64).alias("num_rounds"))
+        index = tokens["index"].to_numpy()
+        rows, counts = fold(tokens["request"].to_numpy(), tokens["round"].to_numpy(), index, (), may_grow=np.ones(len(index), dtype=np.bool_))
+        return folded, tokens[rows].with_columns(pl.Series("num_rounds", counts))
+
     def _token_ids(self, yields: Int64Array, count: int) -> pl.Series:
         if all(sampled is None for sampled in self._sampled):
             return pl.Series([None], dtype=pl.Int64).new_from_index(0, count)
@@ -141,21 +209,6 @@ class BatchBuffer:
             assert sampled is None or len(sampled) == expected, (len(sampled), expected, "sampled tokens of a round")
             pieces.append(np.full(expected, NULL, dtype=np.int64) if sampled is None else sampled.astype(np.int64))
         return _nullable(np.concatenate(pieces))
-
-
-def decision_columns(rounds: list[tuple[int, int, list[tuple[Any, ...]]]]) -> list[Int64Array]:
-    """Canonical columns of `decisions` from (round, order shift, rows): words as codes, null as NULL."""
-    rows = list(chain.from_iterable(r[2] for r in rounds))
-    n = len(rows)
-    columns = [_per_row(rounds, 0), _ints((r[0] for r in rows), n) + _per_row(rounds, 1)]
-    columns.append(_ints((word(r[1]) for r in rows), n))
-    columns.append(_ints((r[2] for r in rows), n))
-    columns.append(_ints((NULL if r[3] is None else r[3] for r in rows), n))
-    columns.append(_ints((word(r[4]) for r in rows), n))
-    columns.append(_ints((NULL if r[5] is None else r[5] for r in rows), n))
-    columns.append(_ints((NULL if r[6] is None else r[6] for r in rows), n))
-    columns.append(_ints((word(r[7]) for r in rows), n))
-    return columns
 
 
 def decision_frame(columns: list[Int64Array]) -> pl.DataFrame:
@@ -176,20 +229,6 @@ def decision_frame(columns: list[Int64Array]) -> pl.DataFrame:
     )
 
 
-def block_columns(rounds: list[tuple[int, int, list[tuple[int, int, str, int, int | None]]]]) -> list[Int64Array]:
-    """Canonical columns of `blocks` from (round, order shift, rows)."""
-    rows = list(chain.from_iterable(r[2] for r in rounds))
-    n = len(rows)
-    return [
-        _per_row(rounds, 0),
-        _ints((r[0] for r in rows), n) + _per_row(rounds, 1),
-        _ints((r[1] for r in rows), n),
-        _ints((word(r[2]) for r in rows), n),
-        _ints((r[3] for r in rows), n),
-        _ints((NULL if r[4] is None else r[4] for r in rows), n),
-    ]
-
-
 def block_frame(columns: list[Int64Array]) -> pl.DataFrame:
     number, order, block, event, request, index = columns
     return pl.DataFrame(
@@ -205,14 +244,33 @@ def block_frame(columns: list[Int64Array]) -> pl.DataFrame:
     )
 
 
+def fold(
+    request: Int64Array, number: Int64Array, counter: Int64Array, same: tuple[Int64Array, ...], *, may_grow: BoolArray
+) -> tuple[Int64Array, Int64Array]:
+    """Stretches of rows of one request in consecutive rounds whose `counter` grows by one a round and `same` stay equal.
+
+    All arrays are [n]; rows where `may_grow` is false stand alone. Returns (the first row of each stretch, in row order, how
+    many rows it stands for).
+    """
+    n = len(request)
+    if n == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    at = np.lexsort((number, request))
+    before, after = at[:-1], at[1:]
+    joined = may_grow[before] & may_grow[after] & (request[before] == request[after])
+    joined &= (number[after] == number[before] + 1) & (counter[after] == counter[before] + 1)
+    for column in same:
+        joined &= column[before] == column[after]
+    begins = np.flatnonzero(np.concatenate([[True], ~joined]))
+    counts = np.diff(np.append(begins, n))
+    rows = at[begins]
+    in_order = np.argsort(rows)
+    return rows[in_order], counts[in_order]
+
+
 def rows_frame(table: str, rows: list[tuple[Any, ...]]) -> pl.DataFrame:
     """A table from rows in the order of its columns."""
     schema = records.schema(table)
     if not rows:
         return pl.DataFrame(schema=schema)
     return pl.DataFrame(dict(zip(schema, zip(*rows, strict=True), strict=True)), schema=schema)
-
-
-def _per_row(rounds: list[tuple[int, int, list[Any]]], which: int) -> Int64Array:
-    """Entry `which` (0 round, 1 order shift) of each round, once for each of its rows."""
-    return np.repeat(_ints((r[which] for r in rounds), len(rounds)), _ints((len(r[2]) for r in rounds), len(rounds)))

@@ -233,6 +233,7 @@ def build_run(command: Command, policy: PolicySettings, folder: Path | None) -> 
     admission = Admission(
         prompt_length=maker.prompt_length,
         token_ids=maker.token_ids,
+        by_row=trace.by_row,
         sizes=Sizes(
             policy.usable_blocks,
             policy.config.block_size,

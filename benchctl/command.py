@@ -276,5 +276,5 @@ def write_page(runs: list[Run], out: Path, options: ReplayOptions, err: Console)
         line(err, "note", f"no report.html: {error.name or error} is not installed (pip install plotly jinja2)")
         return None
     page = out / "report.html"
-    write_report(runs, page)
+    write_report([run.path for run in runs], page)
     return page

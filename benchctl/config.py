@@ -287,6 +287,6 @@ def _checked(key: str, value: Any) -> Any:
         raise BenchctlError(
             f"limits.{key} is {value!r}", where="the trace's header line", fix=f"give it as {flag(key)} takes it"
         )
-    if kind is int and value < 0:
+    if kind is int and int(value) < 0:
         raise BenchctlError(f"limits.{key} is {value}", where="the trace's header line", fix="give 0 or more")
     return value

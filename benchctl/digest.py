@@ -1,8 +1,8 @@
-"""The decision log's digest: xxh3 over the canonical rows of `batches`, `decisions` and `blocks`.
+"""The decision log's digest: xxh3 over `batches`, `decisions` and `blocks` in canonical form.
 
 Two runs took the same decisions exactly when their digests are equal, whatever the engine, the clock and the parts in
-which they were written. A row is its columns in schema order without times, as little-endian int64: a word is the xxh64
-of its UTF-8, null is the lowest int64.
+which they were written. Canonical: each column without times as a stream of little-endian int64, a word as the xxh64 of its
+UTF-8, null as the lowest int64; a stream a column, so that rows are hashed as they are stored, and one hash over all of them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ def word(text: str | None) -> int:
 class DecisionDigest:
     """Fed with rows in the order of the run, in pieces of any size. Mutable; owned by one recorder."""
 
+    _COLUMNS = {"batches": 9, "decisions": 9, "blocks": 6}
+
     def __init__(self) -> None:
-        self._tables = {name: xxhash.xxh3_128() for name in ("batches", "decisions", "blocks")}
+        self._streams = {table: [xxhash.xxh3_128() for _ in range(count)] for table, count in self._COLUMNS.items()}
 
     def update(self, table: str, columns: list[Int64Array]) -> None:
-        """Add rows: one int64 array [n] a column."""
-        if len(columns[0]):
-            self._tables[table].update(np.ascontiguousarray(np.stack(columns, axis=1)).astype("<i8", copy=False).data)
+        """Add rows: one int64 array [n] a column, in the order of the table's columns."""
+        for stream, column in zip(self._streams[table], columns, strict=True):
+            stream.update(np.ascontiguousarray(column, dtype="<i8").data)
 
     def hexdigest(self) -> str:
         whole = xxhash.xxh3_128()
-        for table in self._tables.values():
-            whole.update(table.digest())
+        for stream in (stream for streams in self._streams.values() for stream in streams):
+            whole.update(stream.digest())
         digest: str = whole.hexdigest()
         return digest

@@ -131,10 +131,7 @@ def write_report_of(paths: list[str], out: str | None) -> Path:
         ) from None
     first = Path(paths[0])
     page = Path(out) if out else (first if runs[0].path != first else first.parent) / "report.html"
-    if not page.parent.is_dir():
-        raise BenchctlError(f"no folder {page.parent}", where="--out", fix="make it, or name another place")
-    write_report(runs, page)
-    return page
+    return write_report(paths, page)
 
 
 def _words(text: str) -> list[str]:

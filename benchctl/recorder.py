@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import polars as pl
 
-from benchctl.buffers import BatchBuffer, block_columns, block_frame, decision_columns, decision_frame, rows_frame
+from benchctl.buffers import BatchBuffer, block_buffer, block_frame, decision_buffer, decision_frame, rows_frame
 from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RequestRow, RoundSpan
 from benchctl.parts import PartWriter
@@ -27,8 +27,6 @@ from traces.request import Request
 FLUSH_SECONDS = 5.0
 FLUSH_ROWS = 500_000
 SMALL_POOL = 64  # blocks: up to here each round keeps the free list and the hashed blocks
-
-DecisionRows = list[tuple[int, str, int, int | None, str, int | None, int | None, str | None]]
 
 
 @dataclass(slots=True)
@@ -109,7 +107,9 @@ class FileRecorder:
         self._last_flush = clock()
         self._rejects_before = 0  # reject decisions already made before the round `_rejects_round`
         self._rejects_round = 0
-        self._batch = BatchBuffer(compact=mode == "compact")
+        self._decisions, self._blocks = decision_buffer(), block_buffer()
+        self._batch = BatchBuffer()
+        self._batch_frames = self._batch.compact_frames if mode == "compact" else self._batch.frames
         self._clear()
 
     def _clear(self) -> None:
@@ -117,8 +117,8 @@ class FileRecorder:
         self._requests: list[RequestRow] = []
         self._rounds: list[tuple[Any, ...]] = []
         self._record_s: list[float] = []
-        self._decisions: list[tuple[int, int, DecisionRows]] = []  # (round, order shift, rows)
-        self._blocks: list[tuple[int, int, list[tuple[int, int, str, int, int | None]]]] = []
+        self._decisions.clear()
+        self._blocks.clear()
         self._num_rows = 0
         self._batch.clear()
 
@@ -146,7 +146,7 @@ class FileRecorder:
         )
         row = (self._rejects_before, "reject", rejection.request, None, rejection.reason, *numbers)
         self._rejects_before += 1
-        self._decisions.append((round_number, 0, [row]))
+        self._decisions.extend(round_number, 0, [row])
         self._requests.append(
             (rejection.request, request.id, "rejected", rejection.reason, arrival_s, None, None, None, None)
             + (prompt_tokens, 0, None, 0, 0, 0, 0.0, 0.0)
@@ -162,9 +162,9 @@ class FileRecorder:
         # Decisions of the round stand behind the rejections that came before it.
         shift = self._rejects_before if self._rejects_round == number else 0
         if round.decisions:
-            self._decisions.append((number, shift, round.decisions))
+            self._decisions.extend(number, shift, round.decisions)
         if round.blocks:
-            self._blocks.append((number, shift, round.blocks))
+            self._blocks.extend(number, shift, round.blocks)
         if round.num_preempted:
             for row in round.decisions:
                 if row[1] == "preempt":
@@ -235,8 +235,8 @@ class FileRecorder:
     def flush(self) -> None:
         """Write everything gathered so far as one part."""
         batches = self._batch.columns()
-        decisions = decision_columns(self._decisions)
-        blocks = block_columns(self._blocks)
+        decisions = self._decisions.columns()
+        blocks = self._blocks.columns()
         self.digest.update("batches", batches)
         self.digest.update("decisions", decisions)
         self.digest.update("blocks", blocks)
@@ -246,7 +246,7 @@ class FileRecorder:
             "rounds": self._rounds_frame(),
         }
         if self._keeps_log:
-            frames["batches"], frames["tokens"] = self._batch.frames()
+            frames["batches"], frames["tokens"] = self._batch_frames(batches)
             frames["decisions"] = decision_frame(decisions)
             frames["blocks"] = block_frame(blocks)
         self._writer.write(frames)

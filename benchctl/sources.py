@@ -6,7 +6,7 @@ Reads the trace, and of an earlier run its tables; must not know a policy or an 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Literal
 
@@ -101,10 +101,10 @@ class Times:
 
 
 def _sessions(trace: Trace, options: ReplayOptions, clock: str, times: Times, notes: list[str]) -> SessionArrivals:
-    """Roots by their time, children by their parents. Holds the children's requests: they have no time to be read at."""
+    """Roots by their time, children by their parents. Reads the trace once beforehand, for who waits for whom."""
     rows: dict[str, int] = {}
     began: dict[int, tuple[float | None, float]] = {}  # row -> (arrival_s, observed end to end, seconds)
-    held: dict[int, Request] = {}
+    waiting: set[int] = set()
     children: list[tuple[int, float, tuple[int, ...]]] = []
     guessed = 0
     for request in requests_of(trace, options, clock):
@@ -120,15 +120,15 @@ def _sessions(trace: Trace, options: ReplayOptions, clock: str, times: Times, no
             gap = 0.0 if arrival_s is None or parent_s is None else max(arrival_s - parent_s, 0.0)
             think_s = max(gap - e2e_s, 0.0)
             guessed += e2e_s == 0.0
-        held[request.index] = request
+        waiting.add(request.index)
         children.append((request.index, times.after(think_s), parents))
     if guessed:
         notes.append(
             f"{guessed} turns have neither think_s nor an observed latency of their parent: the gap between arrivals is taken "
             "as the think time, which is too long by the parent's latency"
         )
-    roots = (times.due(r) for r in requests_of(trace, options, clock) if r.index not in held)
-    return SessionArrivals(roots, children, held.pop, times.position)
+    roots = (times.due(r) for r in requests_of(trace, options, clock) if r.index not in waiting)
+    return SessionArrivals(roots, children, trace.by_row, times.position)
 
 
 def recorded_times(run: Run) -> dict[int, RoundTimes]:
@@ -152,11 +152,10 @@ def recorded_arrivals(trace: Trace, run: Run) -> OpenArrivals:
         .rows()
     )
     entries = _merge(seen, refused)
-    by_row = _reader(trace, ticks)
 
     def due() -> Iterator[Due]:
         for number, arrival_s, row, admitted_s in entries:
-            request = by_row(row)
+            request = trace.by_row(row)
             tie_s = request.arrival_s if ticks and request.arrival_s is not None else arrival_s
             yield Due(number - 1, arrival_s, request, tie_s, admitted_s)
 
@@ -175,21 +174,3 @@ def _merge(seen: list[Entry], refused: list[Entry]) -> list[Entry]:
             at += 1
         out.append(entry)
     return out + refused[at:]
-
-
-def _reader(trace: Trace, ticks: bool) -> Callable[[int], Request]:
-    """Rows by number, read in order; those passed over are held until they are asked for."""
-    stream = trace.requests(order="round" if ticks else "time")
-    held: dict[int, Request] = {}
-
-    def by_row(row: int) -> Request:
-        while row not in held:
-            request = next(stream, None)
-            if request is None:
-                raise BenchctlError(
-                    f"the trace has no row {row}", where=str(trace.path), fix="give the run's own trace"
-                )
-            held[request.index] = request
-        return held.pop(row)
-
-    return by_row
