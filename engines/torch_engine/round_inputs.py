@@ -16,6 +16,7 @@ from engines.interface import Int64Array, ScheduledBatch
 from engines.torch_engine.sampling import row_keys
 from traces.errors import BenchctlError
 
+WARM_UP_REQUESTS = 1 << 16  # requests may be negative down to here: warm-ups are no rows of a trace
 HEADER = 8  # counts: tokens, single-token tiles, chunk tiles, yields, table updates
 TOKENS, SINGLES, CHUNKS, YIELDS, UPDATES = range(5)
 
@@ -87,14 +88,14 @@ class TableRows:
     def __init__(self, num_rows: int, max_blocks: int) -> None:
         self.num_rows = num_rows
         self.max_blocks = max_blocks
-        self.row_of = np.full(1024, -1, dtype=np.int64)  # by request
+        self.row_of = np.full(WARM_UP_REQUESTS + 1024, -1, dtype=np.int64)  # by request + WARM_UP_REQUESTS
         self.owner = np.full(num_rows, -1, dtype=np.int64)
         self.sent = np.zeros(num_rows, dtype=np.int64)  # blocks of the row that are on the device
         self.free = list(range(num_rows - 1, -1, -1))
 
     def rows_and_updates(self, batch: ScheduledBatch) -> tuple[Int64Array, list[tuple[int, int, list[int]]]]:
         """-> (row of each sequence, new pieces of tables: (row, first column, blocks))."""
-        request = batch.request
+        request = batch.request + WARM_UP_REQUESTS
         highest = int(request.max(initial=0))
         if highest >= len(self.row_of):
             self.row_of = np.concatenate([self.row_of, np.full(highest + 1, -1, dtype=np.int64)])

@@ -1,0 +1,233 @@
+"""Speed of the engine on a CUDA device: decode and prefill steps, offline throughput, an arrival-timed trace.
+
+    python benchmarks/engine.py steps --model qwen3-0.6b [--json FILE]     decode and prefill steps (W2, W3)
+    python benchmarks/engine.py offline --model qwen3-8b [--json FILE]     256 requests at once (W1)
+    python benchmarks/engine.py arrivals --model qwen3-8b --rate 20        400 Poisson arrivals (W4)
+
+Dummy weights, bf16. Every figure is printed beside its floor: the bytes that have to move at the card's measured copy rate, or
+the operations at its measured matrix rate, whichever is longer. `ready` is the time from the start of the process to the
+first round. Schedulers, records and the replay loop are those of the product.
+"""
+
+from __future__ import annotations
+
+import time
+
+PROCESS_BEGAN = time.perf_counter()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import random  # noqa: E402
+import statistics  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from engines.interface import NewRequest, SchedulerConfig  # noqa: E402
+from engines.model.load import load_model  # noqa: E402
+from engines.schedulers.registry import SCHEDULERS  # noqa: E402
+from engines.torch_engine.triton_engine import TritonEngine  # noqa: E402
+
+COPY_BYTES_PER_S = 4.26e12  # H200, device-to-device copy of 4 GiB, read and written
+MATRIX_FLOPS_PER_S = 795e12  # H200, bf16 product n = 8192, random data
+
+
+def floor_ms(flops: float, num_bytes: float) -> float:
+    return max(flops / MATRIX_FLOPS_PER_S, num_bytes / COPY_BYTES_PER_S) * 1e3
+
+
+class Bench:
+    """A model and an engine for one policy."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.name = args.scheduler
+        info = SCHEDULERS[self.name]
+        self.model = load_model(args.model)
+        block_size = info.default_block_size
+        tokens = args.kv_tokens // 256 * 256
+        num_blocks = tokens // block_size + info.null_blocks
+        self.config = SchedulerConfig(
+            num_blocks=num_blocks, block_size=block_size, max_num_seqs=512, max_model_len=4096
+        )
+        self.engine = TritonEngine(
+            self.model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_seqs=512,
+            max_model_len=4096,
+            temperature=0.6,
+            enforce_eager=args.enforce_eager,
+        )
+        self.rows = 0
+
+    def scheduler(self) -> Any:
+        return SCHEDULERS[self.name].build(self.config)
+
+    def request(self, prompt: int, output: int) -> NewRequest:
+        self.rows += 1
+        ids = np.random.default_rng(self.rows).integers(0, 10_000, prompt + output)
+        return NewRequest(self.rows, f"r{self.rows}", prompt, output, lambda: ids)
+
+
+def decode(bench: Bench, batch: int, steps: int = 100) -> dict[str, float]:
+    """`batch` sequences of 1,024 prompt tokens, then `steps` steps, the next one prepared while the device works."""
+    scheduler, engine = bench.scheduler(), bench.engine
+    for _ in range(batch):
+        scheduler.add(bench.request(1024, steps + 40))
+    while True:
+        round = scheduler.schedule()
+        scheduler.update(round, engine.collect(engine.launch(round.batch)).token_ids)
+        if bool(round.batch.is_decode.all()):
+            break
+    walls, devices, prepares, pending = [], [], [], None
+    flops = num_bytes = 0.0
+    last = None
+    for step in range(steps + 10):
+        round = scheduler.schedule()
+        handle = engine.launch(round.batch)
+        scheduler.update(round, None)
+        if pending is not None:
+            result = engine.collect(pending)
+            now = time.perf_counter()
+            if step > 10 and last is not None:
+                walls.append((now - last) * 1e3)
+                devices.append((result.device_s or 0) * 1e3)
+                prepares.append(result.prepare_s * 1e3)
+                flops, num_bytes = result.flops or 0, result.bytes or 0
+            last = now
+        pending = handle
+    engine.collect(pending)
+    return {
+        "wall_ms": statistics.fmean(walls),
+        "wall_ms_median": statistics.median(walls),
+        "device_ms": statistics.median(devices),
+        "prepare_ms": statistics.median(prepares),
+        "floor_ms": floor_ms(flops, num_bytes),
+    }
+
+
+def prefill(bench: Bench, count: int, length: int, repeats: int = 5) -> dict[str, float]:
+    """One round that computes `count` fresh prompts of `length` tokens and gives a token each; median of `repeats`."""
+    walls, devices, floor = [], [], 0.0
+    for _ in range(repeats + 1):
+        scheduler = bench.scheduler()
+        for _ in range(count):
+            scheduler.add(bench.request(length, 1))
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        device, floor = 0.0, 0.0
+        while scheduler.has_unfinished():
+            round = scheduler.schedule()
+            result = bench.engine.collect(bench.engine.launch(round.batch))
+            scheduler.update(round, result.token_ids)
+            device += (result.device_s or 0) * 1e3
+            floor += floor_ms(result.flops or 0, result.bytes or 0)
+        walls.append((time.perf_counter() - began) * 1e3)
+        devices.append(device)
+    return {"wall_ms": statistics.median(walls[1:]), "device_ms": statistics.median(devices[1:]), "floor_ms": floor}
+
+
+def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for batch in (1, 8, 64, 256):
+        r = min((decode(bench, batch) for _ in range(args.repeats)), key=lambda r: r["wall_ms"])
+        out[f"decode {batch}"] = r
+        print(
+            f"decode {batch:4}: wall {r['wall_ms']:7.3f} ms  device {r['device_ms']:7.3f}  prepare {r['prepare_ms']:.3f}  floor {r['floor_ms']:6.3f}  "
+            f"= {r['wall_ms'] / r['floor_ms']:.2f} x floor",
+            flush=True,
+        )
+    for count, length in ((1, 128), (1, 1024), (8, 1024), (16, 1024), (4, 4095)):
+        r = prefill(bench, count, length)
+        out[f"prefill {count}x{length}"] = r
+        print(
+            f"prefill {count:2} x {length}: wall {r['wall_ms']:7.2f} ms  device {r['device_ms']:7.2f}  floor {r['floor_ms']:6.2f}  = {r['wall_ms'] / r['floor_ms']:.2f} x floor",
+            flush=True,
+        )
+    return out
+
+
+def offline_requests(bench: Bench) -> list[NewRequest]:
+    rng = random.Random(0)
+    prompts = [rng.randint(100, 1024) for _ in range(256)]
+    # nano-vLLM's bench draws the ids between the lengths; here the lengths are drawn alike, ids from a generator of their own.
+    outputs = [rng.randint(100, 1024) for _ in range(256)]
+    return [bench.request(p, o) for p, o in zip(prompts, outputs, strict=True)]
+
+
+def offline(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+    runs = []
+    for _ in range(args.repeats):
+        scheduler, engine = bench.scheduler(), bench.engine
+        requests = offline_requests(bench)
+        output = sum(r.num_output_tokens for r in requests)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for request in requests:
+            scheduler.add(request)
+        pending, device, rounds, floor = None, 0.0, 0, 0.0
+        while scheduler.has_unfinished() or pending is not None:
+            handle = None
+            if scheduler.has_unfinished():
+                round = scheduler.schedule()
+                handle = engine.launch(round.batch)
+                scheduler.update(round, None)
+                rounds += 1
+            if pending is not None:
+                result = engine.collect(pending)
+                device += result.device_s or 0
+                floor += floor_ms(result.flops or 0, result.bytes or 0) * 1e-3
+            pending = handle
+        wall = time.perf_counter() - began
+        runs.append(
+            {
+                "tok_s": output / wall,
+                "wall_s": wall,
+                "device_s": device,
+                "rounds": rounds,
+                "floor_s": floor,
+                "output_tokens": output,
+            }
+        )
+        print(
+            f"offline {bench.name}: {output / wall:8.0f} tok/s  wall {wall:.3f} s  device {device:.3f}  floor {floor:.3f}  rounds {rounds}",
+            flush=True,
+        )
+    return {"runs": runs, "median_tok_s": statistics.median(r["tok_s"] for r in runs)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["steps", "offline"])
+    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("--scheduler", default="vllm", choices=sorted(SCHEDULERS))
+    parser.add_argument("--kv-tokens", type=int, default=400_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--enforce-eager", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    bench = Bench(args)
+    scheduler = bench.scheduler()
+    scheduler.add(bench.request(20, 3))
+    while scheduler.has_unfinished():
+        round = scheduler.schedule()
+        scheduler.update(round, bench.engine.collect(bench.engine.launch(round.batch)).token_ids)
+    ready = time.perf_counter() - PROCESS_BEGAN
+    print(f"{args.model} {args.scheduler}: ready after {ready:.1f} s", flush=True)
+    out = {"steps": steps, "offline": offline}[args.what](bench, args)
+    if args.json:
+        meta = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "model": args.model,
+            "scheduler": args.scheduler,
+            "ready_s": ready,
+        }
+        args.json.write_text(json.dumps(meta | {"results": out}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
