@@ -212,7 +212,7 @@ def test_a_tokenizer_is_read_from_local_files_only(tmp_path: Path) -> None:
         assert "tokenizer" in refused.value.what
 
 
-@pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("3", 3)])
+@pytest.mark.parametrize(("variable", "threads"), [(None, 1), ("2", min(2, os.cpu_count() or 1))])
 def test_a_small_model_on_the_cpu_runs_on_one_thread_unless_told_otherwise(variable: str | None, threads: int) -> None:
     code = "import torch\nfrom engines.model.load import load_model\nload_model('tiny', device='cpu')\nprint(torch.get_num_threads())"
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
