@@ -51,9 +51,8 @@ def block_map(run: Run) -> BlockMap | None:
     hashed = {row[0]: set(row[1] or ()) for row in run.read("rounds").select("round", "hashed_blocks").iter_rows()}
     rounds: list[int] = []
     columns: list[list[Any]] = []
-    for round, pool in replay(run):
-        if len(rounds) == HEATMAP_ROUNDS:
-            break
+    drawn = sorted(hashed)[:HEATMAP_ROUNDS]
+    for round, pool in replay(run, drawn[-1] if drawn else 0):
         rounds.append(round)
         found = hashed[round]
         if small:

@@ -68,24 +68,23 @@ class Pool:
             self.cached.discard(block)
 
 
-def events_by_round(run: Run) -> Iterator[tuple[int, list[Event]]]:
-    """(round, its events in order) for every round that has events."""
-    frame = (
-        run.scan("blocks")
-        .select("round", "order", "block", "event", "request", "index")
-        .sort("round", "order")
-        .collect()
-    )
-    for round, rows in groupby(frame.iter_rows(), key=lambda row: row[0]):
+def events_by_round(run: Run, last_round: int | None = None) -> Iterator[tuple[int, list[Event]]]:
+    """(round, its events in order) for every round up to `last_round` that has events."""
+    frame = run.scan("blocks").select("round", "order", "block", "event", "request", "index")
+    if last_round is not None:
+        frame = frame.filter(pl.col("round") <= last_round)
+    for round, rows in groupby(frame.sort("round", "order").collect().iter_rows(), key=lambda row: row[0]):
         yield round, [row[2:] for row in rows]
 
 
-def replay(run: Run) -> Iterator[tuple[int, Pool]]:
-    """(round, the pool after its update) for every recorded round. It is the same object each time, changing."""
+def replay(run: Run, last_round: int | None = None) -> Iterator[tuple[int, Pool]]:
+    """(round, the pool after its update) for every recorded round up to `last_round`. It is the same object each time."""
     pool = Pool(run.usable_blocks or 0)
-    pending = events_by_round(run)
+    pending = events_by_round(run, last_round)
     ahead = next(pending, None)
     for round in run.scan("rounds").select("round").sort("round").collect()["round"]:
+        if last_round is not None and round > last_round:
+            return
         if ahead is not None and ahead[0] == round:
             for event in ahead[1]:
                 pool.apply(*event)
@@ -97,7 +96,7 @@ def pool_at(run: Run, round: int) -> Pool:
     """The pool after `round`. Raises BenchctlError where the run has no blocks table or no such round."""
     if not run.has("blocks"):
         raise BenchctlError(f"the run {run.path} has no block events", fix="replay with --records full or compact")
-    for number, pool in replay(run):
+    for number, pool in replay(run, round):
         if number == round:
             return pool
     raise BenchctlError(
@@ -120,9 +119,7 @@ def free_moments(run: Run, last_round: int | None = None) -> dict[int, list[int]
     """round -> free blocks before it and at each turning point up to its end, so [11, 6] or [0, 1, 0]."""
     pool = Pool(run.usable_blocks or 0)
     moments: dict[int, list[int]] = {}
-    for round, events in events_by_round(run):
-        if last_round is not None and round > last_round:
-            break
+    for round, events in events_by_round(run, last_round):
         counts = [pool.num_free]
         for event in events:
             pool.apply(*event)
