@@ -42,7 +42,8 @@ class RunView:
     """One run as the template draws it."""
 
     name: str
-    place: int
+    index: int  # among the runs of the page
+    place: int  # of its colour
     facts: list[tuple[str, str]]
     rounds: list[RoundText]
     rounds_note: str | None
@@ -181,6 +182,7 @@ def _view(run: Run, name: str, place: int, summary: Summary, rows: int) -> RunVi
     command, differs = run.manifest.get("command"), run.manifest.get("policy_differs")
     return RunView(
         name=name,
+        index=place,
         place=place % 6,
         facts=_facts(run, summary),
         rounds=texts,

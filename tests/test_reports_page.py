@@ -160,6 +160,14 @@ def test_a_longer_run_s_map_is_a_heat_map_with_the_same_owners(tmp_path: Path) -
     assert cached_free == run.read("rounds")["cached_free_blocks"].to_list()
 
 
+def test_every_run_of_many_keeps_its_own_map(tmp_path: Path) -> None:
+    path = record_golden(tmp_path / "a", "vllm", "stress_fcfs_a")
+    folders = [path] + [Path(shutil.copytree(path, tmp_path / name)) for name in "bcdefgh"]
+    page = Page(write_report(folders, tmp_path / "r.html").read_text())
+    places = [attrs["id"] for tag, attrs in page.tags if (attrs.get("id") or "").startswith("blocks-")]
+    assert places == [f"blocks-{i}" for i in range(8)] and set(places) <= set(page.figures)
+
+
 def test_large_pools_and_summary_runs_have_no_map(tmp_path: Path) -> None:
     assert block_map(open_run(record_golden(tmp_path / "big", "nano", "stress_b16_light"))) is None
     assert (
