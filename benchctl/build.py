@@ -42,7 +42,7 @@ from traces.tokens import TokenMaker
 
 # Tokens of KV cache where nothing sets the pool and no card gives its free memory: small enough that the bundled
 # conversations feel it (both policies preempt), large enough for its longest request.
-DEFAULT_KV_TOKENS = 8192
+DEFAULT_KV_TOKENS = 6144
 BOUND_MAX_TOKENS = 20_000_000  # of a trace, up to which its prefix bound is computed
 
 
