@@ -54,6 +54,8 @@ class Model:
         self.config = config
         self.weights = weights
         self.inv_freq = rope_inverse_frequencies(config).to(weights.embedding.device)  # [head_dim / 2], float32
+        # One norm over all query and key heads: a row of weights for each of them.
+        self._qk_norms = [stack_qk_norm(layer, config) for layer in weights.layers]
 
     @property
     def device(self) -> torch.device:
@@ -80,14 +82,9 @@ class Model:
             x = rms_norm(hidden, layer.input_norm, eps)
             qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, -1, config.head_dim)
             qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qk = torch.cat(
-                    [
-                        rms_norm(qk[:, : config.num_heads], layer.q_norm, eps),
-                        rms_norm(qk[:, config.num_heads :], layer.k_norm, eps),
-                    ],
-                    dim=1,
-                )
+            qk_norm = self._qk_norms[index]
+            if qk_norm is not None:
+                qk = rms_norm(qk, qk_norm, eps)
             qk = apply_rope(qk, cos, sin)
             attended = attention(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
             hidden = hidden + F.linear(attended.reshape(num_tokens, -1), layer.out)
@@ -101,10 +98,17 @@ class Model:
         return F.linear(hidden, self.weights.lm_head).float()
 
 
+def stack_qk_norm(layer: LayerWeights, config: ModelConfig) -> Tensor | None:
+    """[num_heads + num_kv_heads, head_dim]: the norm's weights of every query head, then of every key head."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return torch.cat([layer.q_norm.expand(config.num_heads, -1), layer.k_norm.expand(config.num_kv_heads, -1)])
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis: the quotient in float32, rounded, then the product."""
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = wide * torch.rsqrt(torch.mean(wide * wide, -1, keepdim=True).add_(eps))
     return wide.to(x.dtype) * weight
 
 
