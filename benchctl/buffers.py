@@ -196,7 +196,13 @@ class BatchBuffer:
         if tokens["token_id"].null_count() < tokens.height:
             return folded, tokens.with_columns(pl.lit(1, dtype=pl.Int64).alias("num_rounds"))
         index = tokens["index"].to_numpy()
-        rows, counts = fold(tokens["request"].to_numpy(), tokens["round"].to_numpy(), index, (), may_grow=np.ones(len(index), dtype=np.bool_))
+        rows, counts = fold(
+            tokens["request"].to_numpy(),
+            tokens["round"].to_numpy(),
+            index,
+            (),
+            may_grow=np.ones(len(index), dtype=np.bool_),
+        )
         return folded, tokens[rows].with_columns(pl.Series("num_rounds", counts))
 
     def _token_ids(self, yields: Int64Array, count: int) -> pl.Series:

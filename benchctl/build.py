@@ -31,7 +31,14 @@ from benchctl.config import (
 )
 from benchctl.describe import describe
 from benchctl.runner import RunParts
-from benchctl.sources import build_arrivals, check_arrivals, recorded_arrivals, recorded_times, requests_of
+from benchctl.sources import (
+    build_arrivals,
+    check_arrivals,
+    recorded_admissions,
+    recorded_arrivals,
+    recorded_times,
+    requests_of,
+)
 from engines.interface import Engine, EngineLimits, NewRequest, Scheduler
 from engines.null_engine import NullEngine
 from reports.run import Run, open_run
@@ -289,8 +296,8 @@ def clock_of(command: Command) -> Callable[[threading.Event], Clock]:
     """Starts the command's clock. The event ends a wall clock's sleep."""
     if command.clock == "recorded":
         assert command.earlier is not None, "checked with the options"
-        times = recorded_times(command.earlier)
-        return lambda stop: RecordedClock(times)
+        times, admitted_s = recorded_times(command.earlier), recorded_admissions(command.earlier)
+        return lambda stop: RecordedClock(times, admitted_s)
     if command.clock == "rounds":
         return lambda stop: RoundClock()
     if command.clock == "virtual":

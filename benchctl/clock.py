@@ -167,16 +167,17 @@ class RoundClock:
 class RecordedClock:
     """Rounds are numbered as in an earlier run, and take place at its times.
 
-    `times` maps a round's number to its four times there. A round that the earlier run did not have (under another policy or
-    pool) follows the last one and takes the engine's duration. Time never goes back.
+    `times` maps a round's number to its four times there, `admitted_s` to the latest time at which somebody was handed over
+    before it. A round that the earlier run did not have (under another policy or pool) follows the last one and takes the
+    engine's duration. Time never goes back.
     """
 
     name = "recorded"
 
-    def __init__(self, times: Mapping[int, RoundTimes]) -> None:
+    def __init__(self, times: Mapping[int, RoundTimes], admitted_s: Mapping[int, float]) -> None:
         self.round = 1
-        self._times = times
-        self._now = 0.0
+        self._times, self._admitted_s = times, admitted_s
+        self._now = admitted_s.get(1, 0.0)
 
     def now(self) -> float:
         return self._now
@@ -185,7 +186,7 @@ class RecordedClock:
         return float(self.round - 1)
 
     def idle(self, until: float) -> None:
-        self.round = max(self.round, int(until) + 1)
+        self._enter(max(self.round, int(until) + 1))
 
     def stalled(self, until: float) -> None:
         """Empty rounds are rounds."""
@@ -203,8 +204,12 @@ class RecordedClock:
 
     def end_round(self, update_s: float) -> float:
         now = self._to(3)
-        self.round += 1
+        self._enter(self.round + 1)
         return now
+
+    def _enter(self, number: int) -> None:
+        self.round = number
+        self._now = max(self._now, self._admitted_s.get(number, 0.0))
 
     def _to(self, which: int) -> float:
         times = self._times.get(self.round)

@@ -137,6 +137,18 @@ def recorded_times(run: Run) -> dict[int, RoundTimes]:
     return {row[0]: row[1:] for row in rounds.iter_rows()}
 
 
+def recorded_admissions(run: Run) -> dict[int, float]:
+    """Round -> the latest time at which a request was handed over, or refused, before it."""
+    refused = (
+        run.scan("decisions")
+        .filter(pl.col("kind") == "reject")
+        .join(run.scan("requests").select("request", "arrival_s"), on="request")
+        .select("round", pl.col("arrival_s").alias("at"))
+    )
+    admitted = run.scan("admissions").select(pl.col("admitted_round").alias("round"), pl.col("admitted_s").alias("at"))
+    return dict(pl.concat([admitted, refused]).group_by("round").agg(pl.col("at").max()).collect().iter_rows())
+
+
 def recorded_arrivals(trace: Trace, run: Run) -> OpenArrivals:
     """The requests of an earlier run before the same rounds, in the same order, those that it refused among them."""
     ticks = run.clock == "rounds"

@@ -61,9 +61,11 @@ def test_round_clock_counts_every_empty_round() -> None:
 
 
 def test_recorded_clock_repeats_the_times_of_an_earlier_run_and_goes_on_after_it() -> None:
-    clock = RecordedClock({1: (0.5, 0.6, 0.9, 1.0)})
+    clock = RecordedClock({1: (0.5, 0.6, 0.9, 1.0)}, {1: 0.4, 7: 3.0})
     assert one_round(clock, step(0.25)) == (1, [0.5, 0.6, 0.9, 1.0])
     assert one_round(clock, step(0.25)) == (2, [1.0, 1.0, 1.25, 1.25])
+    clock.idle(6.0)  # somebody was handed over before round 7, at 3 s
+    assert one_round(clock, step(0.25)) == (7, [3.0, 3.0, 3.25, 3.25])
 
 
 def test_wall_clock_sleeps_until_the_next_arrival_and_not_shorter() -> None:
