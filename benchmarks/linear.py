@@ -51,7 +51,7 @@ def main() -> None:
             out = torch.empty(rows, n, device="cuda", dtype=torch.bfloat16)
             parts = torch.empty(8, rows, n, device="cuda")
 
-            def graph_of(launch):
+            def graph_of(launch, weights=weights):
                 launch(weights[0])
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()

@@ -6,11 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 
 @triton.jit
 def _silu_mul_kernel(
-    gate_up_ptr, out_ptr, num_tokens_ptr, stride_row, stride_part, INNER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
+    gate_up_ptr, out_ptr, num_tokens_ptr, stride_row, stride_part, INNER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     if row >= tl.load(num_tokens_ptr):
         return
@@ -35,5 +40,5 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor, num_tokens: torch.Tensor)
     block = min(1024, triton.next_power_of_2(inner))
     _silu_mul_kernel[(len(out), triton.cdiv(inner, block))](
         gate_up, out, num_tokens, gate_up.stride(-2), gate_up.stride(0) if parts > 1 else 0,
-        INNER=inner, BLOCK=block, PARTS=parts, num_warps=4,
+        INNER=inner, BLOCK=block, PARTS=parts, num_warps=4, **dependent_launch(),
     )  # fmt: skip

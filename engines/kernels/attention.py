@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 LOG2_E = 1.4426950408889634
 
 
@@ -75,8 +77,11 @@ def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, lse_ptr, tables_ptr, tile_seq_ptr, tile_query_ptr, tile_pos_ptr, tile_len_ptr, num_tiles_ptr,
     scale, stride_q, stride_out, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, DOT_F32: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, DOT_F32: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -132,8 +137,11 @@ def _attention_kernel(
 @triton.jit
 def _combine_kernel(
     part_ptr, lse_ptr, out_ptr, tile_query_ptr, num_tiles_ptr, stride_out,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_PAD: tl.constexpr,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     head = tl.program_id(1)
     if tile >= tl.load(num_tiles_ptr):
@@ -192,20 +200,20 @@ def paged_attention(
     num_heads, head_dim = q.shape[1], q.shape[2]
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // kv_heads
-    head_pad = triton.next_power_of_2(head_dim)
+    head_pad = max(16, triton.next_power_of_2(head_dim))  # a matrix unit takes no less
     splits = config.num_splits
     _attention_kernel[(max_tiles, kv_heads, splits)](
         q, k_cache, v_cache, out, partial, lse, block_tables, tile_seq, tile_query, tile_pos, tile_len, num_tiles,
         scale * LOG2_E, q.stride(0), out.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=group, NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEAD_PAD=head_pad, BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, NUM_SPLITS=splits, DOT_F32=q.dtype == torch.float32,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages, **dependent_launch(),
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(max_tiles, num_heads)](
             partial, lse, out, tile_query, num_tiles, out.stride(0),
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEAD_PAD=head_pad, NUM_SPLITS=splits, SPLIT_PAD=triton.next_power_of_2(splits),
-            num_warps=1,
+            num_warps=1, **dependent_launch(),
         )  # fmt: skip
 
 

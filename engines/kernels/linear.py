@@ -13,39 +13,49 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
+
+@triton.jit
+def _weight_tile(w_ptr, cols, ks, N: tl.constexpr, K: tl.constexpr, WHOLE: tl.constexpr):
+    # Every weight is read once and never again.
+    if WHOLE:
+        return tl.load(w_ptr + cols.to(tl.int64)[:, None] * K + ks[None, :], eviction_policy="evict_first")
+    return tl.load(
+        w_ptr + cols.to(tl.int64)[:, None] * K + ks[None, :], mask=(cols < N)[:, None] & (ks < K)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def _input_tile(x_ptr, rows, ks, num_rows, stride_x, K: tl.constexpr, WHOLE: tl.constexpr):
+    mask = (rows < num_rows)[None, :] if WHOLE else (rows < num_rows)[None, :] & (ks < K)[:, None]
+    return tl.load(x_ptr + rows[None, :] * stride_x + ks[:, None], mask=mask, other=0.0)
+
 
 @triton.jit(do_not_specialize=["num_rows", "stride_part"])
 def _few_rows_kernel(
     x_ptr, w_ptr, out_ptr, num_rows, stride_x, stride_part, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, DOT_F32: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, DOT_F32: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     rows = tl.arange(0, BLOCK_M)
     per_split: tl.constexpr = ((K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K)) * BLOCK_K
     first = split * per_split
-    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    for k in range(first, min(first + per_split, K), BLOCK_K):
+    # No tile hangs over an edge, and no split is left without inputs.
+    whole: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0 and (SPLITS - 1) * per_split < K
+    precision: tl.constexpr = "ieee" if DOT_F32 else "tf32"
+    ks = first + tl.arange(0, BLOCK_K)
+    # Weights are nobody's output: the first are on their way before the kernel that makes `x` has ended.
+    w = _weight_tile(w_ptr, cols, ks, N, K, whole)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    acc = tl.dot(w, _input_tile(x_ptr, rows, ks, num_rows, stride_x, K, whole), input_precision=precision)
+    for k in range(first + BLOCK_K, min(first + per_split, K), BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)
-        # Every weight is read once and never again.
-        if N % BLOCK_N == 0 and K % BLOCK_K == 0:
-            w = tl.load(w_ptr + cols.to(tl.int64)[:, None] * K + ks[None, :], eviction_policy="evict_first")
-            x = tl.load(x_ptr + rows[None, :] * stride_x + ks[:, None], mask=(rows < num_rows)[None, :], other=0.0)
-        else:
-            w = tl.load(
-                w_ptr + cols.to(tl.int64)[:, None] * K + ks[None, :],
-                mask=(cols < N)[:, None] & (ks < K)[None, :],
-                other=0.0,
-            )
-            x = tl.load(
-                x_ptr + rows[None, :] * stride_x + ks[:, None],
-                mask=(rows < num_rows)[None, :] & (ks < K)[:, None],
-                other=0.0,
-            )
-        if DOT_F32:
-            acc = tl.dot(w, x, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(w, x, acc)
+        w = _weight_tile(w_ptr, cols, ks, N, K, whole)
+        acc = tl.dot(w, _input_tile(x_ptr, rows, ks, num_rows, stride_x, K, whole), acc, input_precision=precision)
     where = out_ptr + split * stride_part + rows[None, :] * N + cols[:, None]
     tl.store(where, acc.to(out_ptr.dtype.element_ty), mask=(rows < num_rows)[None, :] & (cols < N)[:, None])
 
@@ -72,5 +82,5 @@ def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, co
     _few_rows_kernel[(triton.cdiv(n, config.block_n), config.splits)](
         x, weight, out, x.shape[0], x.stride(0), out.stride(0), N=n, K=k,
         BLOCK_M=MAX_FEW_ROWS, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
-        DOT_F32=x.dtype == torch.float32, num_warps=config.num_warps, num_stages=config.num_stages,
+        DOT_F32=x.dtype == torch.float32, num_warps=config.num_warps, num_stages=config.num_stages, **dependent_launch(),
     )  # fmt: skip

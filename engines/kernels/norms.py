@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 
 @triton.jit
 def _normalize(x, weight_ptr, cols, mask, eps, HIDDEN: tl.constexpr, DTYPE: tl.constexpr):
@@ -22,8 +24,11 @@ def _normalize(x, weight_ptr, cols, mask, eps, HIDDEN: tl.constexpr, DTYPE: tl.c
 @triton.jit
 def _embed_norm_kernel(
     ids_ptr, embedding_ptr, weight_ptr, residual_ptr, out_ptr, num_tokens_ptr, eps, vocab_first, vocab_last,
-    HIDDEN: tl.constexpr, PAD: tl.constexpr,
+    HIDDEN: tl.constexpr, PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     if row >= tl.load(num_tokens_ptr):
         return
@@ -40,8 +45,11 @@ def _embed_norm_kernel(
 @triton.jit
 def _add_norm_kernel(
     added_ptr, residual_ptr, weight_ptr, out_ptr, num_tokens_ptr, rows_ptr, stride_part, eps,
-    HIDDEN: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr, GATHER: tl.constexpr, STORE_RESIDUAL: tl.constexpr,
+    HIDDEN: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr, GATHER: tl.constexpr, STORE_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     out_row = tl.program_id(0)
     if out_row >= tl.load(num_tokens_ptr):
         return
@@ -83,7 +91,7 @@ def embed_norm(
     pad = triton.next_power_of_2(hidden)
     _embed_norm_kernel[(len(out),)](
         token_ids, embedding, weight, residual, out, num_tokens, eps, vocab_first, vocab_first + embedding.shape[0],
-        HIDDEN=hidden, PAD=pad, num_warps=_warps(pad),
+        HIDDEN=hidden, PAD=pad, num_warps=_warps(pad), **dependent_launch(),
     )  # fmt: skip
 
 
@@ -106,5 +114,5 @@ def add_norm(
     pad = triton.next_power_of_2(hidden)
     _add_norm_kernel[(len(out),)](
         added, residual, weight, out, num_tokens, rows, added.stride(0) if parts > 1 else 0, eps,
-        HIDDEN=hidden, PAD=pad, PARTS=parts, GATHER=rows is not None, STORE_RESIDUAL=rows is None, num_warps=_warps(pad),
+        HIDDEN=hidden, PAD=pad, PARTS=parts, GATHER=rows is not None, STORE_RESIDUAL=rows is None, num_warps=_warps(pad), **dependent_launch(),
     )  # fmt: skip

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 
 @triton.jit
 def _head(
@@ -27,9 +29,12 @@ def _rope_store_kernel(
     qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
     num_tokens_ptr, eps, stride_qkv, stride_part, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
-    HEADS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    HEADS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a token and KV head: the group's query heads, its key head, its value head."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
     kv_head = tl.program_id(1)
     if token >= tl.load(num_tokens_ptr):
@@ -114,5 +119,5 @@ def rope_and_store(
         qkv.stride(-2), qkv.stride(0) if parts > 1 else 0, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2),
         HEADS_PAD=triton.next_power_of_2(group + 1), BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
-        num_warps=2 if group > 2 else 1,
+        num_warps=2 if group > 2 else 1, **dependent_launch(),
     )  # fmt: skip

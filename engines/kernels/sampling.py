@@ -10,14 +10,19 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 BLOCK = 4096
 
 
 @triton.jit
 def _best_of_block_kernel(
     logits_ptr, keys_ptr, best_ptr, token_ptr, num_rows_ptr, inverse_temperature, stride_row, VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr, NOISE: tl.constexpr,
+    BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr, NOISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     if row >= tl.load(num_rows_ptr):
         return
@@ -42,7 +47,18 @@ def _best_of_block_kernel(
 
 
 @triton.jit
-def _best_of_row_kernel(best_ptr, token_ptr, out_ptr, num_rows_ptr, NUM_BLOCKS: tl.constexpr, PAD: tl.constexpr):
+def _best_of_row_kernel(
+    best_ptr,
+    token_ptr,
+    out_ptr,
+    num_rows_ptr,
+    NUM_BLOCKS: tl.constexpr,
+    PAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     if row >= tl.load(num_rows_ptr):
         return
@@ -72,8 +88,15 @@ def sample(
     noise = temperature > 0
     _best_of_block_kernel[(rows, blocks)](
         logits, keys, best, token, num_rows, 1.0 / temperature if noise else 1.0, logits.stride(0),
-        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8,
+        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8, **dependent_launch(),
     )  # fmt: skip
     _best_of_row_kernel[(rows,)](
-        best, token, out, num_rows, NUM_BLOCKS=blocks, PAD=triton.next_power_of_2(blocks), num_warps=1
+        best,
+        token,
+        out,
+        num_rows,
+        NUM_BLOCKS=blocks,
+        PAD=triton.next_power_of_2(blocks),
+        num_warps=1,
+        **dependent_launch(),
     )

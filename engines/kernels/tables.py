@@ -6,11 +6,23 @@ import torch
 import triton
 import triton.language as tl
 
+from engines.kernels.launch import dependent_launch
+
 
 @triton.jit
 def _update_tables_kernel(
-    tables_ptr, rows_ptr, columns_ptr, blocks_ptr, num_updates_ptr, stride_table, BLOCK: tl.constexpr
+    tables_ptr,
+    rows_ptr,
+    columns_ptr,
+    blocks_ptr,
+    num_updates_ptr,
+    stride_table,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < tl.load(num_updates_ptr)
     row = tl.load(rows_ptr + offs, mask=mask, other=0).to(tl.int64)
@@ -24,5 +36,13 @@ def update_tables(
     """tables[rows[i], columns[i]] = blocks[i] for i < num_updates. All int32; no (row, column) twice."""
     if len(rows):
         _update_tables_kernel[(triton.cdiv(len(rows), 256),)](
-            tables, rows, columns, blocks, num_updates, tables.stride(0), BLOCK=256, num_warps=2
+            tables,
+            rows,
+            columns,
+            blocks,
+            num_updates,
+            tables.stride(0),
+            BLOCK=256,
+            num_warps=2,
+            **dependent_launch(),
         )

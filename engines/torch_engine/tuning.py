@@ -35,10 +35,10 @@ def chunk_attention(num_heads: int, kv_heads: int, head_dim: int, block_size: in
 
 def few_rows(num_rows: int, n: int, k: int) -> FewRowsConfig | None:
     """A split product for [num_rows, k] x [n, k], or None where the library's is as fast."""
-    if num_rows > MAX_FEW_ROWS or n * k > 128 << 20:
+    if num_rows > MAX_FEW_ROWS or n * k > 128 << 20 or (n * k > 64 << 20 and num_rows > 8):
         return None
-    block_n = 16 if n <= 4096 else 32
-    splits = 1
-    while splits < 4 and triton.cdiv(n, block_n) * splits < 264 and k // (splits * 2) >= 512:
-        splits *= 2
-    return FewRowsConfig(block_n=block_n, block_k=256, splits=splits)
+    if n >= 4096 and k <= 4096 and n < 16384:
+        return FewRowsConfig(block_n=32, block_k=128, splits=2, num_stages=4)
+    if n * k < 8 << 20:
+        return FewRowsConfig(block_n=32, block_k=256, splits=4)
+    return FewRowsConfig(block_n=32, block_k=256, splits=2)
