@@ -23,7 +23,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 LOAD_FORMATS = ("auto", "dummy")
 # Below this many parameters an operator takes microseconds, and a second CPU thread is a gamble: on two idle cores a round
-# takes half the time, but where another process holds one of them every operator waits for a time slice, and rounds take
+# takes two thirds of the time, but where another process holds one of them every operator waits for a time slice, and rounds take
 # ten to a hundred times as long.
 ONE_THREAD_PARAMETERS = 10_000_000
 

@@ -144,6 +144,7 @@ class TorchEngine:
         began = time.perf_counter()
         model = self.model
         assert self._attention is not None, "the engine was closed"
+        assert batch.num_seqs, "a round that schedules nothing is not launched"
         inputs = build_inputs(batch, self.limits.block_size, model.config.vocab_size)
         longest = int(inputs.context_lens.max(initial=0))
         assert longest <= (self.limits.max_model_len or 0), (longest, self.limits)
