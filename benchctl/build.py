@@ -107,6 +107,10 @@ def build_command(options: ReplayOptions) -> Command:
         )
     policies = settle_all(options, names, trace, engine, earlier)
     check_equal_pools(options, policies)
+    for policy in policies:
+        policy.info.build(policy.config)  # refuses, before anything runs, what no run of it could have
+    if engine.kind == "null" and options.round_cost is not None:
+        NullEngine(EngineLimits(1, 1), options.round_cost)
     num = trace.num_requests if options.num_prompts is None else min(options.num_prompts, trace.num_requests)
     return Command(options, trace, engine, tuple(policies), clock, kind, num, earlier, tuple(notes))
 

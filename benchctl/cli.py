@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from benchctl import __version__
@@ -35,21 +35,24 @@ def opt(*names: str, panel: str, help: str, **more: Any) -> Any:
 def main() -> None:
     """The console script. A user's mistake is a few lines on stderr and an exit code, never a traceback."""
     try:
-        code = app(standalone_mode=False)
+        app()
     except BenchctlError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         # The reader of stdout went away (`| head`): keep the interpreter from failing once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+
+
+def exit_with(run: Callable[[], int]) -> NoReturn:
+    """End the command with the exit code of `run`; 130 on Ctrl-C."""
+    try:
+        code = run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    raise typer.Exit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -71,7 +74,9 @@ def replay(
     trace: Annotated[
         str,
         typer.Argument(
-            help="A trace (JSONL, Mooncake JSONL; may be gzipped), or a bundled one by name.", show_default=False
+            metavar="TRACE",
+            help="A trace (JSONL, Mooncake JSONL; may be gzipped), or a bundled one by name.",
+            show_default=False,
         ),
     ],
     scheduler: Annotated[
@@ -313,47 +318,62 @@ def replay(
         bool, opt("--report/--no-report", panel=OUTPUT, help="Write DIR/report.html. Default on.")
     ] = True,
     json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the summary as JSON.")] = False,
-) -> int:
+) -> None:
     """Replay a trace under one or both schedulers, record every round, and print a summary.
 
     Example: benchctl replay traces/walkthrough.jsonl --scheduler nano --engine null --clock rounds
     """
-    from benchctl.parse import replay_options
+    given = locals()
 
-    options = replay_options(**locals())
-    from benchctl.command import run_replay
+    def run() -> int:
+        from benchctl.parse import replay_options
 
-    return run_replay(options)
+        options = replay_options(**given)
+        from benchctl.command import run_replay
+
+        return run_replay(options)
+
+    exit_with(run)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of runs.", show_default=False)],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.", show_default=False)
+    ],
     out: Annotated[
         str | None,
         typer.Option(
             "--out", "-o", help="The page to write. Default: report.html beside the first run.", show_default=False
         ),
     ] = None,
-) -> int:
+) -> None:
     """Draw one offline HTML page of recorded runs.
 
     Example: benchctl report runs/sharegpt-20261130-101500 -o report.html
     """
-    from benchctl.parse import write_report_of
 
-    print(write_report_of(runs, out))
-    return 0
+    def run() -> int:
+        from benchctl.parse import write_report_of
+
+        print(write_report_of(runs, out))
+        return 0
+
+    exit_with(run)
 
 
 @app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-) -> int:
+) -> None:
     """Say what is installed, which device there is, what is missing and how to get it.
 
     Example: benchctl doctor --json
     """
-    from benchctl.doctor import diagnose, print_diagnosis
 
-    return print_diagnosis(diagnose(), as_json=json)
+    def run() -> int:
+        from benchctl.doctor import diagnose, print_diagnosis
+
+        return print_diagnosis(diagnose(), as_json=json)
+
+    exit_with(run)

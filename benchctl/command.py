@@ -39,9 +39,11 @@ def run_replay(options: ReplayOptions) -> int:
     results: list[RunResult] = []
     with stop_on_interrupt() as stop:
         for name, policy in run_order(command):
-            folder = None if out is None else make_run_folder(out / name, options.force)
+            folder = None if out is None else out / name
             parts = build_run(command, policy, folder)
             try:
+                if folder is not None:
+                    make_run_folder(folder, options.force)
                 with Progress(err, name, policy.usable_blocks) as progress:
                     result = run_one(parts, progress, stop)
             finally:
@@ -107,12 +109,16 @@ def check_free(folder: Path, force: bool) -> None:
         raise BenchctlError(f"{folder} {what}", where="--out", fix=fix)
 
 
-def make_run_folder(folder: Path, force: bool) -> Path:
+def make_run_folder(folder: Path, force: bool) -> None:
     check_free(folder, force)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    return folder
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise BenchctlError(
+            f"{folder} cannot be made: {error.strerror}", where="--out", fix="name another --out"
+        ) from None
 
 
 # -- what is said before and after

@@ -25,6 +25,7 @@ VLLM_DIFFERS: dict[str, str] = {
     "num_blocks": "given by --kv-cache-tokens or --num-blocks here; vLLM measures free device memory",
 }
 
+MAX_BLOCKS = 2**26
 POOL_KEYS = ("num_blocks", "kv_cache_tokens")
 KNOB_NAMES = tuple(f.name for f in fields(SchedulerConfig) if f.name != "num_blocks")
 _DEFAULTS = {f.name: f.default for f in fields(SchedulerConfig)}
@@ -178,6 +179,11 @@ def settle(
     if block_size < 1:
         raise BenchctlError(f"--block-size is {block_size}", fix="give 1 or more")
     settings["num_blocks"] = _pool(options, info, block_size, own, common, recorded, default_tokens)
+    if settings["num_blocks"].value > MAX_BLOCKS:
+        raise BenchctlError(
+            f"a pool of {settings['num_blocks'].value} blocks is beyond what is kept in memory here ({MAX_BLOCKS})",
+            fix="a smaller --kv-cache-tokens or --num-blocks, or a larger --block-size",
+        )
     usable = (settings["num_blocks"].value - info.null_blocks) * block_size
     length = settings["max_model_len"]
     if model_max_len is not None:
@@ -188,6 +194,7 @@ def settle(
             "longer ones are refused when they arrive"
         )
     config = SchedulerConfig(
+        # nano has no max_model_len: there it is kept by `Admission`, before a request reaches the scheduler.
         **{key: s.value for key, s in settings.items() if key in info.knobs or key in ("num_blocks", "max_model_len")}
     )
     return PolicySettings(name, info, config, settings, tuple(notes))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 from benchctl.cli import app
@@ -40,12 +39,12 @@ def rows(*sizes: tuple[float, int, int]) -> list[dict[str, Any]]:
 def call(capfd: pytest.CaptureFixture[str], *argv: object) -> Answer:
     """`benchctl argv…` as the console script answers it."""
     capfd.readouterr()
-    note = ""
+    note, code = "", 0
     try:
-        code = app([str(a) for a in argv], standalone_mode=False)
+        app([str(a) for a in argv])
     except BenchctlError as error:
         code, note = error.exit_code, f"Error: {error}"
-    except click.ClickException as error:
-        code, note = error.exit_code, error.format_message()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
     out, err = capfd.readouterr()
-    return Answer(code if isinstance(code, int) else 0, out, err + note)
+    return Answer(code, out, err + note)

@@ -105,6 +105,7 @@ def test_a_run_killed_at_any_moment_is_readable_up_to_there(busy: Path, tmp_path
                 time.sleep(0.002)
             time.sleep(chance.random() * 0.12)
             os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)  # until it is gone
             last = max(folder.iterdir(), key=lambda path: int(path.name)) / "nano"
             if (last / "manifest.json").exists():
                 cut_short += assert_beginning_of(whole, open_run(last))
