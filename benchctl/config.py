@@ -283,17 +283,15 @@ def recorded_settings(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _checked(key: str, value: Any) -> Any:
     """A value of the trace header, of the type that its setting has. Raises BenchctlError."""
     default = _DEFAULTS.get(key)
-    kind: type | tuple[type, ...] = int
     if isinstance(default, bool):
-        kind = bool
-    elif isinstance(default, float):
-        kind = (int, float)
+        right = isinstance(value, bool)
     elif isinstance(default, str):
-        kind = str
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        right = isinstance(value, str)
+    else:
+        kinds = (int, float) if isinstance(default, float) else int
+        right = isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
+    if not right:
         raise BenchctlError(
             f"limits.{key} is {value!r}", where="the trace's header line", fix=f"give it as {flag(key)} takes it"
         )
-    if kind is int and int(value) < 0:
-        raise BenchctlError(f"limits.{key} is {value}", where="the trace's header line", fix="give 0 or more")
     return value
