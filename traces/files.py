@@ -20,6 +20,7 @@ from traces.errors import BenchctlError
 
 GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
+LESSONS = "lessons"  # folder of the package, and how a bundled lesson's name begins
 LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS: dict[bytes, str] = {
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -37,23 +38,34 @@ def bundled_traces() -> list[str]:
     return sorted(entry.name for entry in resources.files("traces").iterdir() if entry.name.endswith(".jsonl"))
 
 
+def bundled_lessons() -> list[str]:
+    """Names of the bundled lessons (docs/lessons.md), such as `lessons/05-chunking.jsonl`, sorted."""
+    folder = resources.files("traces").joinpath(LESSONS)
+    return sorted(f"{LESSONS}/{entry.name}" for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
+
+
 def resolve(path: str | Path) -> tuple[Path, str | None]:
     """The file meant by `path`, and a note where that is the bundled trace of this name.
 
-    Only a bare name or a relative path below `traces/` falls back to the package: another folder's missing file is
-    never replaced. Raises BenchctlError.
+    Only a bare name or a relative path below `traces/` or `lessons/` falls back to the package: another folder's missing
+    file is never replaced. Raises BenchctlError.
     """
     given = Path(path)
     if os.path.lexists(given):
         return given, None
     parts = given.parts[1:] if given.parts[:1] == ("traces",) else given.parts
-    if parts and not given.is_absolute() and ".." not in parts and (len(parts) == 1 or parts != given.parts):
+    ours = len(parts) == 1 or parts != given.parts or parts[0] == LESSONS
+    if parts and not given.is_absolute() and ".." not in parts and ours:
         packaged = resources.files("traces").joinpath(*parts)
         if packaged.is_file() and parts[-1].endswith(".jsonl"):
             # A package on disk, which pip always makes, gives real paths.
             return Path(str(packaged)), f"{given} does not exist here: the bundled trace of this name is used"
     names = ", ".join(f"traces/{name}" for name in bundled_traces()) or "none"
-    raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled traces: {names}")
+    lessons = bundled_lessons()
+    if parts[:1] == (LESSONS,):
+        raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled lessons: {', '.join(lessons)}")
+    more = f"; and {len(lessons)} lessons, traces/{lessons[0]} the first" if lessons else ""
+    raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled traces: {names}{more}")
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
