@@ -43,15 +43,10 @@ def _ints(values: Iterable[int]) -> Int64Array:
     return np.frombuffer(array("q", values), dtype=np.int64)
 
 
-class _Codes(dict[str | None, int]):
-    """Word -> code, filled as words are met: a dict's lookup is the cheapest there is."""
-
-    def __missing__(self, text: str | None) -> int:
-        self[text] = code = word(text)
-        return code
-
-
-_CODES = _Codes()
+# A plain dict and a comprehension are the fastest way from words to codes. A word outside the vocabularies is a bug.
+_CODES: dict[str | None, int] = {
+    text: word(text) for words in (DECISION_KINDS, REASONS, UNITS, BLOCK_EVENTS, (None,)) for text in words
+}
 
 
 class RowBuffer:
@@ -72,16 +67,16 @@ class RowBuffer:
     def extend(self, number: int, shift: int, rows: list[tuple[Any, ...]]) -> None:
         """Rows of round `number`; `shift` is added to their order."""
         columns = self._columns
-        columns[0].extend([number] * len(rows))
+        columns[0].fromlist([number] * len(rows))
         for place, values in enumerate(zip(*rows, strict=True)):
             if place in self._words:
-                columns[place + 1].extend(map(_CODES.__getitem__, values))
+                columns[place + 1].fromlist([_CODES[value] for value in values])
             elif place in self._nullable and None in values:
-                columns[place + 1].extend([NULL if value is None else value for value in values])
+                columns[place + 1].fromlist([NULL if value is None else value for value in values])
             elif place == 0 and shift:
-                columns[1].extend([value + shift for value in values])
+                columns[1].fromlist([value + shift for value in values])
             else:
-                columns[place + 1].extend(values)
+                columns[place + 1].fromlist(list(values))
 
     def columns(self) -> list[Int64Array]:
         """Canonical columns: words as codes, null as NULL."""
@@ -104,15 +99,12 @@ def _nullable(column: Int64Array) -> pl.Series:
 
 
 class BatchBuffer:
-    """Rows of `batches`, column by column, until they are written. Owned by one recorder."""
+    """Rows of `batches`, column by column, of one part. Owned by one recorder until it is handed to be written."""
 
     _COLUMNS = ("request", "start", "num_tokens", "is_decode", "cached", "yields", "num_blocks", "prompt")
 
-    def __init__(self) -> None:
-        self._data: Int64Array = np.empty((len(self._COLUMNS), 4096), dtype=np.int64)
-        self.clear()
-
-    def clear(self) -> None:
+    def __init__(self, capacity: int = 4096) -> None:
+        self._data: Int64Array = np.empty((len(self._COLUMNS), capacity), dtype=np.int64)
         self._size = 0
         self._rounds: list[tuple[int, int, float]] = []  # (round, rows, t_end_s)
         self._sampled: list[Int64Array | None] = []  # one entry a round with rows

@@ -1,34 +1,81 @@
-"""Writes the Parquet parts of a run folder: all tables under one number, `rounds` last, each complete from the moment it has its name.
+"""One part of a run folder: what was gathered since the last one, and how it becomes Parquet files.
 
-A part is written under a temporary name and renamed, so a run killed at any moment leaves whole files; a reader uses the parts
-up to the last that has `rounds`, so no table is ahead of another.
+All tables of a part stand under one number, each is written under a temporary name and renamed, `rounds` last. So a run
+killed at any moment leaves whole files; a reader uses the parts up to the last that has `rounds`, and no table is ahead of
+another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from benchctl.buffers import BatchBuffer, block_buffer, block_frame, decision_buffer, decision_frame, rows_frame
+from benchctl.digest import DecisionDigest
 from reports import records
 
 
-class PartWriter:
-    """Owned by one recorder. `tables`: those that this run records."""
+class Part:
+    """Rows of all tables until they are written. Filled by one recorder, then handed over whole."""
 
-    def __init__(self, folder: Path, tables: tuple[str, ...]) -> None:
-        self.folder = folder
-        self.tables = sorted(tables, key=lambda table: table == "rounds")
+    __slots__ = ("admissions", "batch", "blocks", "decisions", "num_rows", "record_s", "requests", "rounds")
+
+    def __init__(self) -> None:
+        self.admissions: list[tuple[Any, ...]] = []
+        self.requests: list[tuple[Any, ...]] = []
+        self.rounds: list[tuple[Any, ...]] = []  # without record_s, which is only known afterwards
+        self.record_s: list[float] = []
+        self.batch = BatchBuffer()
+        self.decisions = decision_buffer()
+        self.blocks = block_buffer()
+        self.num_rows = 0  # about; says when to write
+
+    def add_to(self, digest: DecisionDigest) -> None:
+        digest.update("batches", self.batch.columns())
+        digest.update("decisions", self.decisions.columns())
+        digest.update("blocks", self.blocks.columns())
+
+    def frame(self, table: str) -> pl.DataFrame:
+        """A table that is kept by rows or by codes."""
+        if table == "rounds":
+            return self._rounds_frame()
+        if table == "decisions":
+            return decision_frame(self.decisions.columns())
+        if table == "blocks":
+            return block_frame(self.blocks.columns())
+        return rows_frame(table, self.admissions if table == "admissions" else self.requests)
+
+    def _rounds_frame(self) -> pl.DataFrame:
+        schema = records.schema("rounds")
+        if not self.rounds:
+            return pl.DataFrame(schema=schema)
+        names = [name for name in schema if name != "record_s"]
+        columns = dict(zip(names, zip(*self.rounds, strict=True), strict=True))
+        columns["record_s"] = tuple(self.record_s)
+        return pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
+
+
+class PartWriter:
+    """Writes parts into a run folder, in order. `mode`: of `reports.records.RECORDED`. Owned by one recorder."""
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder, self.mode = folder, mode
+        self.tables = sorted(records.RECORDED[mode], key=lambda table: table == "rounds")
         self.num_parts = 0
-        self.num_rows = dict.fromkeys(tables, 0)
+        self.num_rows = dict.fromkeys(self.tables, 0)  # as stored: a compact row may stand for many
         self.num_bytes = 0
 
-    def write(self, frames: Mapping[str, pl.DataFrame]) -> None:
-        """Write one part. Every recorded table has a file in every part, also where it has no rows."""
+    def write(self, part: Part) -> None:
+        """Every recorded table has a file in every part, also where it has no rows."""
+        made: dict[str, pl.DataFrame] = {}
+        if "batches" in self.tables:
+            make = part.batch.compact_frames if self.mode == "compact" else part.batch.frames
+            made["batches"], made["tokens"] = make(part.batch.columns())
         for table in self.tables:
-            frame = frames[table]
+            frame = made.pop(table) if table in made else part.frame(table)
             name = f"{table}-{self.num_parts:05d}.parquet"
             temporary = self.folder / f".{name}.tmp"
             frame.write_parquet(temporary, compression="zstd", compression_level=1, statistics=False)
@@ -36,7 +83,3 @@ class PartWriter:
             os.replace(temporary, self.folder / name)
             self.num_rows[table] += frame.height
         self.num_parts += 1
-
-
-def empty(table: str) -> pl.DataFrame:
-    return pl.DataFrame(schema=records.schema(table))

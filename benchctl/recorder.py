@@ -2,26 +2,24 @@
 
 Reads what the loop hands it and never asks the engine; of the scheduler it only looks at the free list of small pools. Cheap
 because it copies columns and keeps the round's own lists: rows are made when a part is written, at least every 5 s or
-500,000 rows. What it costs stands in the record (`record_s`; writing a part counts in the round after it).
+500,000 rows. What it costs the loop stands in the record (`record_s`; handing a part over counts in the round after it).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import polars as pl
 
-from benchctl.buffers import BatchBuffer, block_buffer, block_frame, decision_buffer, decision_frame, rows_frame
 from benchctl.digest import DecisionDigest
-from benchctl.ledger import Ledger, RequestRow, RoundSpan
-from benchctl.parts import PartWriter
+from benchctl.ledger import Ledger, RoundSpan
+from benchctl.parts import Part, PartWriter
 from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
-from reports import records
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
@@ -82,7 +80,10 @@ class NoRecorder:
 
 
 class FileRecorder:
-    """Mutable; owned by one replay. `mode`: summary, compact or full (`reports.records.RECORDED`)."""
+    """Mutable; owned by one replay. `mode`: summary, compact or full (`reports.records.RECORDED`).
+
+    Parts are written by a thread of its own: Parquet is encoded outside the interpreter's lock, so the loop goes on meanwhile.
+    """
 
     def __init__(
         self,
@@ -97,42 +98,30 @@ class FileRecorder:
     ) -> None:
         self.ledger = Ledger()
         self.digest = DecisionDigest()
-        self.record_s = 0.0  # host time spent here, all of it
-        self._mode = mode
-        self._keeps_log = mode in ("full", "compact")
-        self._writer = PartWriter(folder, records.RECORDED[mode])
+        self.record_s = 0.0  # time that the loop spent here, all of it
+        self.write_s = 0.0  # time of writing parts, beside the loop
+        self._part = Part()
+        self._writer = PartWriter(folder, mode)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
+        self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
         self._perf = clock
         self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
         self._last_flush = clock()
         self._rejects_before = 0  # reject decisions already made before the round `_rejects_round`
         self._rejects_round = 0
-        self._decisions, self._blocks = decision_buffer(), block_buffer()
-        self._batch = BatchBuffer()
-        self._batch_frames = self._batch.compact_frames if mode == "compact" else self._batch.frames
-        self._clear()
-
-    def _clear(self) -> None:
-        self._admissions: list[tuple[Any, ...]] = []
-        self._requests: list[RequestRow] = []
-        self._rounds: list[tuple[Any, ...]] = []
-        self._record_s: list[float] = []
-        self._decisions.clear()
-        self._blocks.clear()
-        self._num_rows = 0
-        self._batch.clear()
 
     # -- what happened
 
     def admit(self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int) -> None:
         asked = request.output_length or 0
         cut = asked if asked > new.num_output_tokens else 0
-        self._admissions.append(
+        self._part.admissions.append(
             (new.request, new.id, request.session, request.turn, new.priority, new.adapter, arrival_s, admitted_s)
             + (round_number, new.num_prompt_tokens, cut or new.num_output_tokens)
         )
         self.ledger.admit(new.request, new.id, arrival_s, admitted_s, new.num_prompt_tokens, cut)
-        self._num_rows += 1
+        self._part.num_rows += 1
 
     def reject(
         self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
@@ -146,25 +135,25 @@ class FileRecorder:
         )
         row = (self._rejects_before, "reject", rejection.request, None, rejection.reason, *numbers)
         self._rejects_before += 1
-        self._decisions.extend(round_number, 0, [row])
-        self._requests.append(
+        self._part.decisions.extend(round_number, 0, [row])
+        self._part.requests.append(
             (rejection.request, request.id, "rejected", rejection.reason, arrival_s, None, None, None, None)
             + (prompt_tokens, 0, None, 0, 0, 0, 0.0, 0.0)
         )
-        self._num_rows += 2
+        self._part.num_rows += 2
 
     def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None:
         began = self._perf()
-        if self._num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
+        if self._part.num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
             self.flush()
         batch, ledger = round.batch, self.ledger
         num_seqs = len(batch.request)
         # Decisions of the round stand behind the rejections that came before it.
         shift = self._rejects_before if self._rejects_round == number else 0
         if round.decisions:
-            self._decisions.extend(number, shift, round.decisions)
+            self._part.decisions.extend(number, shift, round.decisions)
         if round.blocks:
-            self._blocks.extend(number, shift, round.blocks)
+            self._part.blocks.extend(number, shift, round.blocks)
         if round.num_preempted:
             for row in round.decisions:
                 if row[1] == "preempt":
@@ -181,15 +170,15 @@ class FileRecorder:
             batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s)
         )
         sampled = None if result is None else result.token_ids
-        self._batch.append(number, batch, prompt, timing.t_end_s, sampled)
+        self._part.batch.append(number, batch, prompt, timing.t_end_s, sampled)
         for request, reason in round.finished:
-            self._requests.append(ledger.finish(request, reason, timing.t_end_s))
+            self._part.requests.append(ledger.finish(request, reason, timing.t_end_s))
         kind = "empty" if not num_seqs else "decode" if num_decode == num_seqs else "mixed" if num_decode else "prefill"
         engine = (None, None, None, None, None, None) if result is None else (
             result.mode, result.padded_tokens, result.prepare_s, result.device_s, result.flops, result.bytes
         )  # fmt: skip
         scheduler = self._scheduler
-        self._rounds.append(
+        self._part.rounds.append(
             (number, timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s, kind, engine[0], engine[1], num_seqs)
             + (num_tokens - num_decode, num_decode, cached_tokens, round.queried_tokens, round.budget_left)
             + (round.waiting, round.running, round.skipped, round.free_blocks_start, round.free_blocks_scheduled)
@@ -198,19 +187,25 @@ class FileRecorder:
             + (engine[4], engine[5])
             + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks()))
         )  # fmt: skip
-        self._num_rows += 2 * num_seqs + len(round.decisions) + len(round.blocks) + 1
+        self._part.num_rows += 2 * num_seqs + len(round.decisions) + len(round.blocks) + 1
         took = self._perf() - began
-        self._record_s.append(took)
+        self._part.record_s.append(took)
         self.record_s += took
 
     def tick(self) -> None:
-        if self._num_rows and self._perf() - self._last_flush >= self._flush_seconds:
+        if self._part.num_rows and self._perf() - self._last_flush >= self._flush_seconds:
             self._timed_flush()
 
     def close(self, now_s: float) -> None:
         for row in np.flatnonzero(self.ledger.live).tolist():
-            self._requests.append(self.ledger.unfinished(row, now_s))
+            self._part.requests.append(self.ledger.unfinished(row, now_s))
         self._timed_flush()
+        began = self._perf()
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+            self.record_s += self._perf() - began
 
     # -- writing
 
@@ -233,32 +228,22 @@ class FileRecorder:
         self.record_s += self._perf() - began
 
     def flush(self) -> None:
-        """Write everything gathered so far as one part."""
-        batches = self._batch.columns()
-        decisions = self._decisions.columns()
-        blocks = self._blocks.columns()
-        self.digest.update("batches", batches)
-        self.digest.update("decisions", decisions)
-        self.digest.update("blocks", blocks)
-        frames = {
-            "admissions": rows_frame("admissions", self._admissions),
-            "requests": rows_frame("requests", self._requests),
-            "rounds": self._rounds_frame(),
-        }
-        if self._keeps_log:
-            frames["batches"], frames["tokens"] = self._batch_frames(batches)
-            frames["decisions"] = decision_frame(decisions)
-            frames["blocks"] = block_frame(blocks)
-        self._writer.write(frames)
-        self._clear()
+        """Hand everything gathered so far over to be written as one part, while the next one is gathered.
+
+        Waits for the part before it, so at most two are in memory. Raises what the writing of that one raised.
+        """
+        self._wait()
+        part, self._part = self._part, Part()
+        part.add_to(self.digest)
+        self._pending = self._thread.submit(self._write, part)
         self._last_flush = self._perf()
 
-    def _rounds_frame(self) -> pl.DataFrame:
-        schema = records.schema("rounds")
-        if not self._rounds:
-            return pl.DataFrame(schema=schema)
-        columns = dict(
-            zip([name for name in schema if name != "record_s"], zip(*self._rounds, strict=True), strict=True)
-        )
-        columns["record_s"] = tuple(self._record_s)
-        return pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
+    def _write(self, part: Part) -> None:
+        began = self._perf()
+        self._writer.write(part)
+        self.write_s += self._perf() - began
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()

@@ -97,6 +97,7 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
         manifest["digest"] = f"xxh3:{recorder.digest.hexdigest()}"
         manifest["record"] = {
             "seconds": recorder.record_s,
+            "write_seconds": recorder.write_s,
             "share_of_wall": recorder.record_s / wall_s if wall_s else None,
             "parts": recorder.num_parts,
             "bytes": recorder.num_bytes,
