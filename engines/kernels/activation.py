@@ -13,11 +13,12 @@ from engines.kernels.launch import dependent_launch
 def _silu_mul_kernel(
     gate_up_ptr, out_ptr, num_tokens_ptr, stride_row, stride_part, INNER: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
-    if row >= tl.load(num_tokens_ptr):
+    num_tokens = tl.load(num_tokens_ptr)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if row >= num_tokens:
         return
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < INNER

@@ -79,18 +79,19 @@ def _attention_kernel(
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, DOT_F32: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    if tile >= tl.load(num_tiles_ptr):
-        return
+    num_tiles = tl.load(num_tiles_ptr)
     seq = tl.load(tile_seq_ptr + tile)
     query = tl.load(tile_query_ptr + tile).to(tl.int64)  # row of q of the tile's first token
     pos = tl.load(tile_pos_ptr + tile)  # its position in the sequence
     length = tl.load(tile_len_ptr + tile)  # tokens in the tile
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if tile >= num_tiles:
+        return
     end = pos + length
 
     rows = tl.arange(0, BLOCK_M)
@@ -139,14 +140,15 @@ def _combine_kernel(
     part_ptr, lse_ptr, out_ptr, tile_query_ptr, num_tiles_ptr, stride_out,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLIT_PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0)
     head = tl.program_id(1)
-    if tile >= tl.load(num_tiles_ptr):
-        return
+    num_tiles = tl.load(num_tiles_ptr)
     query = tl.load(tile_query_ptr + tile).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if tile >= num_tiles:
+        return
     offs_s = tl.arange(0, SPLIT_PAD)
     offs_d = tl.arange(0, HEAD_PAD)
     at = (query * NUM_HEADS + head) * NUM_SPLITS + offs_s

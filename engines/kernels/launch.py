@@ -1,8 +1,9 @@
 """Programmatic dependent launch: on Hopper and later a kernel may start while the one before it still runs.
 
-Each kernel here lets its successor start at once and waits, before it reads or writes what others touch, until its
-predecessor is done. So the time between two small kernels is spent on their start instead of nothing. Every program of a
-kernel has to wait, those without work too: the next kernel relies on it.
+Each kernel here first loads what no kernel of the round writes (weights, the round's inputs), then waits until its predecessor
+is done, and only then lets its successor start: so two kernels share the device, never a queue of waiting ones. Every program
+of a kernel has to wait, those without work too: the next kernel relies on it. Block tables are written by a round's first
+kernel, which is done before the third one starts.
 """
 
 from __future__ import annotations

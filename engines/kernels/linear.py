@@ -49,8 +49,8 @@ def _few_rows_kernel(
     # Weights are nobody's output: the first are on their way before the kernel that makes `x` has ended.
     w = _weight_tile(w_ptr, cols, ks, N, K, whole)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     acc = tl.dot(w, _input_tile(x_ptr, rows, ks, num_rows, stride_x, K, whole), input_precision=precision)
     for k in range(first + BLOCK_K, min(first + per_split, K), BLOCK_K):
         ks = k + tl.arange(0, BLOCK_K)

@@ -14,10 +14,9 @@ from engines.kernels.launch import dependent_launch
 
 
 @triton.jit
-def _normalize(x, weight_ptr, cols, mask, eps, HIDDEN: tl.constexpr, DTYPE: tl.constexpr):
+def _normalize(x, weight, eps, HIDDEN: tl.constexpr, DTYPE: tl.constexpr):
     """The quotient in float32, rounded, then the product: the order of the reference."""
     inverse = tl.rsqrt(tl.sum(x * x, 0) / HIDDEN + eps)
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
     return (x * inverse).to(DTYPE) * weight
 
 
@@ -26,19 +25,21 @@ def _embed_norm_kernel(
     ids_ptr, embedding_ptr, weight_ptr, residual_ptr, out_ptr, num_tokens_ptr, eps, vocab_first, vocab_last,
     HIDDEN: tl.constexpr, PAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
-    if row >= tl.load(num_tokens_ptr):
-        return
     cols = tl.arange(0, PAD)
     mask = cols < HIDDEN
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    num_tokens = tl.load(num_tokens_ptr)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if row >= num_tokens:
+        return
     token = tl.load(ids_ptr + row)
     here = (token >= vocab_first) & (token < vocab_last)
     x = tl.load(embedding_ptr + (token - vocab_first).to(tl.int64) * HIDDEN + cols, mask=mask & here, other=0.0)
     tl.store(residual_ptr + row.to(tl.int64) * HIDDEN + cols, x, mask=mask)
-    y = _normalize(x.to(tl.float32), weight_ptr, cols, mask, eps, HIDDEN, out_ptr.dtype.element_ty)
+    y = _normalize(x.to(tl.float32), weight, eps, HIDDEN, out_ptr.dtype.element_ty)
     tl.store(out_ptr + row.to(tl.int64) * HIDDEN + cols, y, mask=mask)
 
 
@@ -47,15 +48,17 @@ def _add_norm_kernel(
     added_ptr, residual_ptr, weight_ptr, out_ptr, num_tokens_ptr, rows_ptr, stride_part, eps,
     HIDDEN: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr, GATHER: tl.constexpr, STORE_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     out_row = tl.program_id(0)
-    if out_row >= tl.load(num_tokens_ptr):
-        return
-    row = tl.load(rows_ptr + out_row) if GATHER else out_row
     cols = tl.arange(0, PAD)
     mask = cols < HIDDEN
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    num_tokens = tl.load(num_tokens_ptr)
+    row = tl.load(rows_ptr + out_row) if GATHER else out_row
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if out_row >= num_tokens:
+        return
     at = row.to(tl.int64) * HIDDEN + cols
     added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
@@ -65,7 +68,7 @@ def _add_norm_kernel(
     x = added.to(residual.dtype) + residual
     if STORE_RESIDUAL:
         tl.store(residual_ptr + at, x, mask=mask)
-    y = _normalize(x.to(tl.float32), weight_ptr, cols, mask, eps, HIDDEN, out_ptr.dtype.element_ty)
+    y = _normalize(x.to(tl.float32), weight, eps, HIDDEN, out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_row.to(tl.int64) * HIDDEN + cols, y, mask=mask)
 
 

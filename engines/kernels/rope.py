@@ -29,32 +29,37 @@ def _rope_store_kernel(
     qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
     num_tokens_ptr, eps, stride_qkv, stride_part, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
-    HEADS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    KV_HEADS: tl.constexpr, KV_PAD: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a token and KV head: the group's query heads, its key head, its value head."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    """One program a token and KV_HEADS KV heads: their groups' query heads, their key heads, their value heads."""
     token = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    if token >= tl.load(num_tokens_ptr):
-        return
+    kv_first = tl.program_id(1) * KV_HEADS
     dtype = q_out_ptr.dtype.element_ty
     half: tl.constexpr = HEAD_DIM // 2
     offs = tl.arange(0, HALF_PAD)
-    position = tl.load(positions_ptr + token)
+    num_tokens = tl.load(num_tokens_ptr)
+    real = token < num_tokens  # what stands in a row of padding is no position
+    position = tl.where(real, tl.load(positions_ptr + token), 0)
+    table_row = tl.where(real, tl.load(rows_ptr + token), 0).to(tl.int64)
     cos = tl.load(cos_ptr + position.to(tl.int64) * half + offs, mask=offs < half, other=0.0)
     sin = tl.load(sin_ptr + position.to(tl.int64) * half + offs, mask=offs < half, other=0.0)
-    block = tl.load(tables_ptr + tl.load(rows_ptr + token).to(tl.int64) * stride_table + position // BLOCK_SIZE).to(
-        tl.int64
-    )
-    slot = block * stride_block + (position % BLOCK_SIZE) * stride_slot + kv_head * stride_head
+    block = tl.load(tables_ptr + table_row * stride_table + position // BLOCK_SIZE).to(tl.int64)
+    slot = block * stride_block + (position % BLOCK_SIZE) * stride_slot
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    if token >= num_tokens:
+        return
 
-    # Rows 0 .. GROUP-1: query heads; row GROUP: the key head.
-    head = tl.arange(0, HEADS_PAD)
-    is_key = head == GROUP
-    column = tl.where(is_key, NUM_HEADS + kv_head, kv_head * GROUP + head) * HEAD_DIM
-    mask = (head <= GROUP)[:, None] & (offs < half)[None, :]
+    # A KV head takes GROUP + 1 rows: its query heads, then its key head.
+    row = tl.arange(0, ROWS_PAD)
+    kv_head = kv_first + row // (GROUP + 1)
+    member = row % (GROUP + 1)
+    is_key = member == GROUP
+    valid = (row < KV_HEADS * (GROUP + 1)) & (kv_head < NUM_KV_HEADS)
+    column = tl.where(is_key, NUM_HEADS + kv_head, kv_head * GROUP + member) * HEAD_DIM
+    mask = valid[:, None] & (offs < half)[None, :]
     low = column[:, None] + offs[None, :]
     base = token.to(tl.int64) * stride_qkv
     first = _head(qkv_ptr, base + low, bias_ptr, low, mask, stride_part, PARTS, BIAS, dtype)
@@ -74,19 +79,22 @@ def _rope_store_kernel(
     turned_first = (x * cos[None, :] - y * sin[None, :]).to(dtype)
     turned_second = (y * cos[None, :] + x * sin[None, :]).to(dtype)
     q_at = token.to(tl.int64) * NUM_HEADS * HEAD_DIM + low
-    q_mask = mask & (head < GROUP)[:, None]
+    q_mask = mask & (member < GROUP)[:, None]
     tl.store(q_out_ptr + q_at, turned_first, mask=q_mask)
     tl.store(q_out_ptr + q_at + half, turned_second, mask=q_mask)
-    k_at = slot + tl.zeros([HEADS_PAD, 1], tl.int64) + offs[None, :]
-    k_mask = is_key[:, None] & (offs < half)[None, :]
+    k_at = slot + (kv_head * stride_head)[:, None] + offs[None, :]
+    k_mask = mask & is_key[:, None]
     tl.store(k_ptr + k_at, turned_first, mask=k_mask)
     tl.store(k_ptr + k_at + half, turned_second, mask=k_mask)
 
-    v_low = (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + offs
-    v_first = _head(qkv_ptr, base + v_low, bias_ptr, v_low, offs < half, stride_part, PARTS, BIAS, dtype)
-    v_second = _head(qkv_ptr, base + v_low + half, bias_ptr, v_low + half, offs < half, stride_part, PARTS, BIAS, dtype)
-    tl.store(v_ptr + slot + offs, v_first, mask=offs < half)
-    tl.store(v_ptr + slot + half + offs, v_second, mask=offs < half)
+    value_head = kv_first + tl.arange(0, KV_PAD)
+    v_mask = ((tl.arange(0, KV_PAD) < KV_HEADS) & (value_head < NUM_KV_HEADS))[:, None] & (offs < half)[None, :]
+    v_low = (NUM_HEADS + NUM_KV_HEADS + value_head)[:, None] * HEAD_DIM + offs[None, :]
+    v_first = _head(qkv_ptr, base + v_low, bias_ptr, v_low, v_mask, stride_part, PARTS, BIAS, dtype)
+    v_second = _head(qkv_ptr, base + v_low + half, bias_ptr, v_low + half, v_mask, stride_part, PARTS, BIAS, dtype)
+    v_at = slot + (value_head * stride_head)[:, None] + offs[None, :]
+    tl.store(v_ptr + v_at, v_first, mask=v_mask)
+    tl.store(v_ptr + v_at + half, v_second, mask=v_mask)
 
 
 def rope_and_store(
@@ -114,10 +122,13 @@ def rope_and_store(
     num_heads, head_dim = q_out.shape[1], q_out.shape[2]
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = num_heads // kv_heads
-    _rope_store_kernel[(len(q_out), kv_heads)](
+    # Few tokens: many programs, each short. Many tokens: the card is full anyway, so that each does more.
+    per_program = 1 if len(q_out) <= 256 else min(4, kv_heads)
+    _rope_store_kernel[(len(q_out), triton.cdiv(kv_heads, per_program))](
         qkv, bias, q_out, k_cache, v_cache, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
         qkv.stride(-2), qkv.stride(0) if parts > 1 else 0, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2),
-        HEADS_PAD=triton.next_power_of_2(group + 1), BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
-        num_warps=2 if group > 2 else 1, **dependent_launch(),
+        KV_HEADS=per_program, KV_PAD=triton.next_power_of_2(per_program), ROWS_PAD=triton.next_power_of_2(per_program * (group + 1)),
+        BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
+        num_warps=4 if per_program > 1 else 2 if group > 2 else 1, **dependent_launch(),
     )  # fmt: skip

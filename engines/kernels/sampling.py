@@ -21,8 +21,8 @@ def _best_of_block_kernel(
     BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr, NOISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     if row >= tl.load(num_rows_ptr):
         return
@@ -32,12 +32,17 @@ def _best_of_block_kernel(
         tl.float32
     )
     if NOISE:
-        # SplitMix64 of key + (token + 1) * golden ratio; the top 23 bits, centred in their cells.
-        h = tl.load(keys_ptr + row).to(tl.uint64, bitcast=True) + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-        h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9
-        h = (h ^ (h >> 27)) * 0x94D049BB133111EB
-        h = h ^ (h >> 31)
-        uniform = ((h >> 41).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+        # The finalizer of MurmurHash3 over the token, each half of the key mixed in before one of two rounds of it.
+        key = tl.load(keys_ptr + row)
+        h = tokens.to(tl.uint32) * 0x9E3779B1 + key.to(tl.uint32)
+        h = (h ^ (h >> 16)) * 0x85EBCA6B
+        h = (h ^ (h >> 13)) * 0xC2B2AE35
+        h = (h ^ (h >> 16)) + (key >> 32).to(tl.uint32)
+        h = (h ^ (h >> 16)) * 0x85EBCA6B
+        h = (h ^ (h >> 13)) * 0xC2B2AE35
+        h = h ^ (h >> 16)
+        # The top 23 bits, centred in their cells: strictly between 0 and 1.
+        uniform = ((h >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
         x = x * inverse_temperature - tl.log(-tl.log(uniform))
         x = tl.where(tokens < VOCAB, x, float("-inf"))
     best = tl.max(x, 0)
@@ -57,8 +62,8 @@ def _best_of_row_kernel(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0)
     if row >= tl.load(num_rows_ptr):
         return

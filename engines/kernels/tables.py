@@ -21,8 +21,8 @@ def _update_tables_kernel(
     PDL: tl.constexpr,
 ):
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < tl.load(num_updates_ptr)
     row = tl.load(rows_ptr + offs, mask=mask, other=0).to(tl.int64)

@@ -18,6 +18,7 @@ from engines.torch_engine.reference_attention import to_device
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
+MASK_32 = 0xFFFFFFFF
 MAX_NOISE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 27}  # drawn at once: what bounds the memory of sampling
 
 
@@ -44,25 +45,24 @@ def row_keys(seed: int, requests: Int64Array, positions: Int64Array) -> Int64Arr
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
-    """int64 keys [n] -> float32 [n, vocab_size] of the standard Gumbel distribution."""
-    token = torch.arange(1, vocab_size + 1, device=keys.device)
-    # Wraps around at 64 bits, as the hash wants it.
-    x = keys[:, None] + token * _signed(GOLDEN)
-    x = (x ^ _shift_right(x, 30)).mul_(_signed(MIX_1))
-    x = (x ^ _shift_right(x, 27)).mul_(_signed(MIX_2))
-    x = x ^ _shift_right(x, 31)
+    """int64 keys [n] -> float32 [n, vocab_size] of the standard Gumbel distribution.
+
+    MurmurHash3's finalizer (Appleby 2011) over the token, each half of the key mixed in before one of two rounds: 32-bit
+    arithmetic, which a card does at full rate; here in int64, cut to 32 bits after every product and sum.
+    """
+    low, high = keys[:, None] & MASK_32, (keys[:, None] >> 32) & MASK_32
+    token = torch.arange(vocab_size, device=keys.device)
+    h = _murmur_round((token * 0x9E3779B1 + low) & MASK_32)
+    h = _murmur_round((h + high) & MASK_32)
     # The top 23 bits, centred in their cells: strictly between 0 and 1 in float32 too, so both logarithms are finite.
-    uniform = (_shift_right(x, 41).to(torch.float32) + 0.5) * 2.0**-23
+    uniform = ((h >> 9).to(torch.float32) + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
 
 
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """As for unsigned integers: torch's own shift copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+def _murmur_round(h: Tensor) -> Tensor:
+    h = ((h ^ (h >> 16)) * 0x85EBCA6B) & MASK_32
+    h = ((h ^ (h >> 13)) * 0xC2B2AE35) & MASK_32
+    return h ^ (h >> 16)
 
 
 def _mix_numpy(x: np.ndarray) -> np.ndarray:
