@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -96,6 +96,8 @@ def build_command(options: ReplayOptions) -> Command:
     trace = open_trace(options.trace, skip_bad=options.skip_bad)
     notes += trace.notes
     earlier = None if options.from_run is None else open_earlier(options.from_run, trace)
+    if earlier is not None:
+        options = as_recorded(options, earlier, notes)
     engine = choose_engine(options, trace)
     notes += engine.notes
     clock = options.clock or ("virtual" if engine.kind == "null" else "wall")
@@ -111,7 +113,14 @@ def build_command(options: ReplayOptions) -> Command:
         policy.info.build(policy.config)  # refuses, before anything runs, what no run of it could have
     if engine.kind == "null" and options.round_cost is not None:
         NullEngine(EngineLimits(1, 1), options.round_cost)
+    if policies[0].settings["num_blocks"].source == "default":
+        notes.append(
+            f"nothing sets the KV pool: {DEFAULT_KV_TOKENS} tokens, small enough that the bundled conversations feel it; "
+            "--kv-cache-tokens N gives another"
+        )
     num = trace.num_requests if options.num_prompts is None else min(options.num_prompts, trace.num_requests)
+    if earlier is not None:
+        num = earlier.read("admissions").height + sum(earlier.read("decisions")["kind"] == "reject")
     return Command(options, trace, engine, tuple(policies), clock, kind, num, earlier, tuple(notes))
 
 
@@ -154,23 +163,38 @@ def open_earlier(path: str, trace: Trace) -> Run:
     return run
 
 
+def as_recorded(options: ReplayOptions, earlier: Run, notes: list[str]) -> ReplayOptions:
+    """The earlier run's seed and over-length rule, where the command leaves theirs at the default."""
+    if earlier.setting("outputs") == "sampled":
+        notes.append(
+            "the earlier run appended what its model said: where that ended a request early, this run goes on to the "
+            "trace's output length"
+        )
+    defaults = ReplayOptions(trace="")
+    taken = {
+        name: earlier.setting(name, getattr(options, name))
+        for name in ("seed", "over_length")
+        if getattr(options, name) == getattr(defaults, name)
+    }
+    return replace(options, **taken)
+
+
 def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
     """`auto`: the torch engine on CUDA with qwen3-0.6b, else on the CPU with tiny. Raises BenchctlError."""
     if options.engine == "simulated":
         raise BenchctlError("this version has no simulated engine", where="--engine", fix="--engine null or torch")
     if options.engine == "null":
-        if trace.has_text and options.model is None:
+        if not trace.has_text:
+            return EngineChoice("null", "asked for")
+        if options.model is None:
             raise BenchctlError(
                 "the trace has text, and the null engine has no tokenizer",
                 where=str(trace.path),
                 fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
             )
-        choice = EngineChoice("null", "asked for")
-        if options.model is not None:
-            from engines.model.load import load_tokenizer
+        from engines.model.load import load_tokenizer
 
-            choice.tokenizer = load_tokenizer(options.model)
-        return choice
+        return EngineChoice("null", "asked for", tokenizer=load_tokenizer(options.model))
     try:
         import torch
     except ImportError:
@@ -181,12 +205,19 @@ def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
 
     on_card = torch.cuda.is_available()
     name = options.model or ("qwen3-0.6b" if on_card else "tiny")
+    is_folder = Path(name).expanduser().is_dir()
+    if trace.has_text and not is_folder:
+        raise BenchctlError(
+            f"the trace has text, and {name} has no tokenizer",
+            where=str(trace.path),
+            fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
+        )
     model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
     choice = EngineChoice("torch", "asked for" if options.engine == "torch" else "auto", model=model)
     choice.device = torch.cuda.get_device_name(0) if on_card else "CPU"
     if options.engine == "auto":
         choice.notes.append(f"--engine auto: torch on {choice.device} with {name}")
-    if Path(name).expanduser().is_dir() and (trace.has_text or options.outputs == "sampled"):
+    if is_folder and (trace.has_text or options.outputs == "sampled"):
         choice.tokenizer = load_tokenizer(name)
     return choice
 

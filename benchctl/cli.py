@@ -230,9 +230,11 @@ def replay(
         opt("--burstiness", panel=ARRIVALS, help="Shape of the gamma gaps of --request-rate. Default 1: Poisson."),
     ] = None,
     time_scale: Annotated[
-        float | None, opt("--time-scale", panel=ARRIVALS, help="Multiply the gaps between arrivals.")
+        float | None, opt("--time-scale", panel=ARRIVALS, help="Multiply the gaps between arrivals, and think times.")
     ] = None,
-    speedup: Annotated[float | None, opt("--speedup", panel=ARRIVALS, help="Divide the gaps between arrivals.")] = None,
+    speedup: Annotated[
+        float | None, opt("--speedup", panel=ARRIVALS, help="Divide the gaps between arrivals, and think times.")
+    ] = None,
     num_prompts: Annotated[int | None, opt("--num-prompts", panel=ARRIVALS, help="Only the first N requests.")] = None,
     num_warmups: Annotated[
         int,

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from engines.interface import StepResult
 
+NAP_S = 1.0  # the longest sleep of a wall clock
 RoundTimes = tuple[float, float, float, float]  # t_start_s, t_scheduled_s, t_executed_s, t_end_s
 
 
@@ -48,7 +49,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time. Idle time is slept, until the next arrival or until `stop` is set."""
+    """Real time. Idle time is slept; setting `stop` wakes it."""
 
     name = "wall"
 
@@ -63,9 +64,9 @@ class WallClock:
     position = now
 
     def idle(self, until: float) -> None:
-        # Sleeping ends late by the timer's slack, never early: an arrival is admitted after it is due.
-        while (left := until - self.now()) > 0 and not self._stop.is_set():
-            self._stop.wait(min(left, 0.5))
+        # In short naps: the loop comes back to write out what was recorded, and asks again who is due.
+        if (left := until - self.now()) > 0:
+            self._stop.wait(min(left, NAP_S))
 
     stalled = idle
 

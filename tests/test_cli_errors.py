@@ -67,6 +67,7 @@ ERRORS = [
     ("replay {trace} --engine vroom --out {out}", 2, "--engine is 'vroom'"),
     ("replay {trace} --engine torch --round-cost 1,1,1 --out {out}", 2, "--round-cost is what a round of the null engine takes"),
     ("replay {text} --engine null --out {out}", 2, "the trace has text, and the null engine has no tokenizer"),
+    ("replay {text} --engine torch --model tiny --out {out}", 2, "the trace has text, and tiny has no tokenizer"),
     ("replay {ticks} --engine null --out {out}", 2, "arrival_round, which only a clock of rounds knows"),
     ("replay {trace} --engine null --out {run}/.. -s nano", 2, "holds an earlier run\n  in --out\n  try: name another --out, or pass --force"),
     ("replay {trace} --engine null --out {full} -s nano --force", 2, "is not empty, and holds no run"),

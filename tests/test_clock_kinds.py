@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from benchctl.clock import Clock, RecordedClock, RoundClock, VirtualClock, WallClock
+from benchctl.clock import NAP_S, Clock, RecordedClock, RoundClock, VirtualClock, WallClock
 from engines.interface import StepResult
 
 
@@ -68,10 +68,12 @@ def test_recorded_clock_repeats_the_times_of_an_earlier_run_and_goes_on_after_it
     assert one_round(clock, step(0.25)) == (7, [3.0, 3.0, 3.25, 3.25])
 
 
-def test_wall_clock_sleeps_until_the_next_arrival_and_not_shorter() -> None:
+def test_wall_clock_sleeps_until_the_next_arrival_or_for_a_nap() -> None:
     clock = WallClock()
     clock.idle(0.05)
-    assert clock.now() >= 0.05
+    assert 0.05 <= clock.now() < NAP_S
+    clock.idle(clock.now() + 100)
+    assert NAP_S <= clock.now() < 10
 
 
 def test_wall_clock_wakes_up_when_the_run_is_to_stop() -> None:

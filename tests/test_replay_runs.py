@@ -403,6 +403,18 @@ def test_a_recorded_clock_repeats_refusals_too(tmp_path: Path, capfd: Capture) -
     assert [row[0] for row in admissions(larger["vllm"])] == ["R1", "R2", "R3", "R4", "R5"]
 
 
+def test_a_recorded_clock_repeats_what_was_cut_and_left_out(tmp_path: Path, capfd: Capture) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows((0, 900, 5), (0, 10, 2), (1, 70, 30), (2, 20, 3)))
+    for rule in ("truncate", "skip"):
+        flags = ("-s", "vllm", *SECONDS, "--kv-cache-tokens", 64, "--over-length", rule, "--num-prompts", 3)
+        first, _ = replay(capfd, tmp_path / f"{rule}-1", trace, *flags)
+        again, _ = replay(
+            capfd, tmp_path / f"{rule}-2", trace, "-s", "vllm", "--engine", "null", "--clock", "recorded", "--from",
+            first["vllm"].path, "--no-report",
+        )  # fmt: skip
+        assert digests(again) == digests(first) and ends(again["vllm"]) == ends(first["vllm"])
+
+
 def test_a_recorded_clock_asks_what_the_other_policy_had_done(tight: Path, tmp_path: Path, capfd: Capture) -> None:
     first, _ = replay(capfd, tmp_path / "a", tight, "-s", "nano", *TIGHT)
     flags = (
