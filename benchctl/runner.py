@@ -80,7 +80,7 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
         outcome.interrupted = True
     except Exception as fault:
         error = fault
-    wall_s = time.perf_counter() - began
+    wall_s, in_loop_s = time.perf_counter() - began, recorder.record_s
     gc.unfreeze()
     status = "failed" if error else "interrupted" if outcome.interrupted else "complete"
     try:
@@ -98,7 +98,7 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
         manifest["record"] = {
             "seconds": recorder.record_s,
             "write_seconds": recorder.write_s,
-            "share_of_wall": recorder.record_s / wall_s if wall_s else None,
+            "share_of_wall": in_loop_s / wall_s if wall_s else None,
             "parts": recorder.num_parts,
             "bytes": recorder.num_bytes,
             "rows": recorder.counts,
