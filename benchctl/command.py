@@ -85,12 +85,6 @@ def out_folder(command: Command) -> Path:
         out = Path(options.out)
     for name, _ in run_order(command):
         check_free(out / name, options.force)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchctlError(
-            f"{out} cannot be made: {error.strerror}", where="--out", fix="name another folder"
-        ) from None
     return out
 
 
@@ -138,19 +132,17 @@ def announce(command: Command, err: Console) -> None:
     for policy in command.policies:
         pool = policy.settings["num_blocks"]
         texts = [
-            f"{policy.usable_blocks} usable blocks of {policy.config.block_size} = {policy.usable_tokens} tokens ({pool.source})"
+            f"{policy.usable_tokens} tokens of KV ({pool.source}) in {policy.usable_blocks} blocks of {policy.config.block_size} "
+            f"({policy.settings['block_size'].source})"
         ]
         for name, setting in policy.settings.items():
-            if name != "num_blocks" and (setting.source != "default" or name in SHOWN):
+            if name not in ("num_blocks", "block_size"):
                 texts.append(f"{name} {plain(setting.value)} ({setting.source})")
         line(err, policy.name, f"{policy.info.policy}: " + ", ".join(texts))
     if options.max_concurrency is not None:
         line(err, "load", f"closed loop: at most {options.max_concurrency} requests at a time (--max-concurrency)")
     for note in [*command.notes, *(f"{p.name}: {n}" for p in command.policies for n in p.notes)]:
         line(err, "note", note)
-
-
-SHOWN = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def span_text(command: Command) -> str:
