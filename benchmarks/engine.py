@@ -132,7 +132,7 @@ def prefill(bench: Bench, count: int, length: int, repeats: int = 5) -> dict[str
 
 def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for batch in (1, 8, 64, 256):
+    for batch in (1, 8, 64, 256) if "decode" in args.only else ():
         r = min((decode(bench, batch) for _ in range(args.repeats)), key=lambda r: r["wall_ms"])
         out[f"decode {batch}"] = r
         print(
@@ -140,7 +140,7 @@ def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
             f"= {r['wall_ms'] / r['floor_ms']:.2f} x floor",
             flush=True,
         )
-    for count, length in ((1, 128), (1, 1024), (8, 1024), (16, 1024), (4, 4095)):
+    for count, length in () if "prefill" not in args.only else ((1, 128), (1, 1024), (8, 1024), (16, 1024), (4, 4095)):
         r = prefill(bench, count, length)
         out[f"prefill {count}x{length}"] = r
         print(
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-0.6b")
     parser.add_argument("--scheduler", default="vllm", choices=sorted(SCHEDULERS))
     parser.add_argument("--kv-tokens", type=int, default=400_000)
+    parser.add_argument("--only", nargs="+", default=["decode", "prefill"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--json", type=Path)

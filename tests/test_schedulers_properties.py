@@ -28,7 +28,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.free)
     @rule()
     def take(self) -> None:
-        assert self.pool.take_head() == self.free[0]
+        assert self.pool.take(1) == self.free[:1]
         self.used[self.free.pop(0)] = 1
 
     @rule(data=st.data())

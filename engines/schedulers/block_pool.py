@@ -22,12 +22,14 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self.free)
 
-    def take_head(self) -> int:
-        """The block at the head of the free list, now referenced once."""
-        block, _ = self.free.popitem(last=False)
-        assert self.ref_count[block] == 0, (block, self.ref_count[block])
-        self.ref_count[block] = 1
-        return block
+    def take(self, count: int) -> list[int]:
+        """`count` blocks from the head of the free list, in its order, each now referenced once."""
+        popitem, ref_count = self.free.popitem, self.ref_count
+        taken = [popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            assert ref_count[block] == 0, (block, ref_count[block])
+            ref_count[block] = 1
+        return taken
 
     def touch(self, block: int) -> bool:
         """One more reference to a block that a lookup found. True if it lay in the free list, and so was taken out of it."""

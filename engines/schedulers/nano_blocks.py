@@ -71,9 +71,13 @@ class NanoBlockManager:
 
     def _allocate_blocks(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
-        log, request, index, taken = self.log, seq.request, len(seq.block_table), []
-        for _ in range(count):
-            block = self.pool.take_head()
+        log, request, first = self.log, seq.request, len(seq.block_table)
+        taken = self.pool.take(count)
+        seq.grow_table(taken)
+        if all(self.hash[block] == NO_HASH for block in taken):
+            log.blocks_in_table("allocate", seq.block_table, request, first, first + count)
+            return
+        for index, block in enumerate(taken, first):
             old = self.hash[block]
             if old != NO_HASH:
                 # A twin that holds the same content may own the entry; then it stays.
@@ -84,9 +88,6 @@ class NanoBlockManager:
                 self.hash[block] = NO_HASH
                 self.content[block] = b""
             log.block("allocate", block, request, index)
-            taken.append(block)
-            index += 1
-        seq.grow_table(taken)
 
     # -- after the forward pass
 

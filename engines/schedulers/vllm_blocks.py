@@ -69,9 +69,13 @@ class VllmBlockManager:
 
     def _take(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
-        log, request, index, taken = self.log, seq.request, len(seq.block_table), []
-        for _ in range(count):
-            block = self.pool.take_head()
+        log, request, first = self.log, seq.request, len(seq.block_table)
+        taken = self.pool.take(count)
+        seq.grow_table(taken)
+        if all(self.hash[block] is None for block in taken):
+            log.blocks_in_table("allocate", seq.block_table, request, first, first + count)
+            return
+        for index, block in enumerate(taken, first):
             old = self.hash[block]
             if old is not None:
                 copies = self.cached[old]
@@ -83,9 +87,6 @@ class VllmBlockManager:
                 self.cached_free_blocks -= 1
                 log.evict(block, request)
             log.block("allocate", block, request, index)
-            taken.append(block)
-            index += 1
-        seq.grow_table(taken)
 
     def _cache_full_blocks(self, seq: Sequence, full: int) -> None:
         first = seq.num_hashed_blocks
