@@ -379,3 +379,7 @@ def doctor(
         return print_diagnosis(diagnose(), as_json=json)
 
     exit_with(run)
+
+
+from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
+from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace

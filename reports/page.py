@@ -75,20 +75,23 @@ def write_report(run_paths: Sequence[str | Path], out_path: str | Path) -> Path:
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page as text, at most MAX_BYTES: tables and timelines are cut shorter where several large runs share it."""
+def render(runs: Sequence[Run], lead: str = "") -> str:
+    """The page as text, at most MAX_BYTES: tables and timelines are cut shorter where several large runs share it.
+
+    `lead`: HTML, escaped already, of a section that stands before the summary (a comparison).
+    """
     if not runs:
         raise BenchctlError("there is no run to report on", fix="give one or more run folders")
     names = column_names([{"name": run.name, "path": str(run.path)} for run in runs])
     rows = MAX_ROWS
     while True:
-        page = _render(runs, names, rows)
+        page = _render(runs, names, rows, lead)
         if len(page.encode()) <= MAX_BYTES or rows < 50:
             return page
         rows //= 3
 
 
-def _render(runs: Sequence[Run], names: Sequence[str], rows: int) -> str:
+def _render(runs: Sequence[Run], names: Sequence[str], rows: int, lead: str) -> str:
     summaries = [summarize(run) for run in runs]
     per_run = max(rows // len(runs), 20)
     views = [
@@ -107,6 +110,7 @@ def _render(runs: Sequence[Run], names: Sequence[str], rows: int) -> str:
     return environment.get_template("page.html").render(
         title=f"{_trace_name(runs[0])}: {' and '.join(names)}",
         trace=_trace_name(runs[0]),
+        lead=Markup(lead),
         names=names,
         views=views,
         verdict=sentences(summaries, names),
