@@ -22,6 +22,7 @@ from benchctl.config import PolicySettings, ReplayOptions
 from benchctl.manifest import FILE, write_manifest
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
+from benchctl.sources import requests_of
 from reports.run import Run, open_run
 from reports.summary import summarize
 from reports.terminal import MAX_ROUNDS, round_table, summary_table
@@ -152,9 +153,13 @@ def span_text(command: Command) -> str:
         return f", arrivals by rate {plain(options.request_rate)}/s (gamma, shape {plain(options.burstiness)}; not renormalised)"
     if not command.trace.all_have_arrival_s:
         return ""
+    span_s = command.trace.span_s
+    if command.num_requests < command.trace.num_requests:
+        times = [r.arrival_s or 0.0 for r in requests_of(command.trace, options, command.clock)]
+        span_s = max(times) - min(times)
     scale = 1.0 if options.time_scale is None else options.time_scale
     changed = "" if options.time_scale is None else f" (gaps × {scale:g})"
-    return f", arrivals over {command.trace.span_s * scale:.3f} s{changed}"
+    return f", arrivals over {span_s * scale:.3f} s{changed}"
 
 
 def plain(value: Any) -> str:

@@ -125,7 +125,8 @@ def test_max_concurrency_holds_the_next_until_one_ends(tmp_path: Path, capfd: Ca
 
 def test_num_prompts_takes_the_first(tmp_path: Path, capfd: Capture) -> None:
     trace = write_trace(tmp_path / "t.jsonl", rows((0, 4, 1), (1, 4, 1), (2, 4, 1)))
-    runs, _ = replay(capfd, tmp_path / "o", trace, "-s", "nano", *SECONDS, "--num-prompts", 2)
+    runs, answer = replay(capfd, tmp_path / "o", trace, "-s", "nano", *SECONDS, "--num-prompts", 2)
+    assert "2 of 3 requests" in answer.err and "arrivals over 1.000 s" in answer.err
     assert [row[0] for row in admissions(runs["nano"])] == ["R1", "R2"]
 
 
