@@ -36,7 +36,7 @@ def _lines() -> Iterator[str]:
     yield "| --- | --- |"
     for code, meaning in EXIT_CODES:
         yield f"| {code} | {meaning} |"
-    for name, command in group.commands.items():
+    for name, command in _commands(group):
         yield ""
         yield f"## benchctl {name}"
         yield ""
@@ -47,6 +47,15 @@ def _lines() -> Iterator[str]:
         yield example.strip()
         yield "```"
         yield from _parameters(command)
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each command with its name, those of a group of commands after the group's name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _parameters(command: Any) -> Iterator[str]:

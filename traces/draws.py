@@ -40,3 +40,27 @@ def draw_beta(rng: random.Random, a: float, b: float) -> float:
         x = rng.random()
         if rng.random() * peak <= x ** (a - 1) * (1 - x) ** (b - 1):
             return x
+
+
+def draw_gamma(rng: random.Random, shape: float) -> float:
+    """Gamma with this shape and mean 1 (Marsaglia and Tsang 2000); shape 1 is an exponential."""
+    if shape == 1:
+        return draw_exponential(rng, 1.0)
+    # Below 1 the method draws at shape + 1 and scales by a power of a uniform number.
+    boosted = shape if shape >= 1 else shape + 1
+    d = boosted - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        x = _NORMAL.inv_cdf(max(rng.random(), 2**-54))
+        v = (1 + c * x) ** 3
+        if v > 0 and math.log(max(rng.random(), 2**-54)) < 0.5 * x * x + d - d * v + d * math.log(v):
+            break
+    value = d * v
+    if shape < 1:
+        value *= (1 - rng.random()) ** (1 / shape)
+    return value / shape
+
+
+def draw_weibull(rng: random.Random, shape: float) -> float:
+    """Weibull with this shape and mean 1."""
+    return float((-math.log(1 - rng.random())) ** (1 / shape) / math.gamma(1 + 1 / shape))

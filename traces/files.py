@@ -11,7 +11,8 @@ import io
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import IO, cast
@@ -100,7 +101,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes, bool]]:
     """
     source, _ = open_bytes(path)
     number = offset = 0
-    try:
+    with source, reading_faults(path, lambda: f"after line {number}"):
         while True:
             line = source.readline()
             if not line:
@@ -115,33 +116,43 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes, bool]]:
             text = line.strip()
             if text:
                 yield number, start, text, line.endswith(b"\n")
+
+
+@contextmanager
+def reading_faults(path: Path, where: Callable[[], str]) -> Iterator[None]:
+    """What goes wrong while a file is read as a BenchctlError; `where` says how far the reading came."""
+    try:
+        yield
     except EOFError:
-        raise BenchctlError("the gzip file is cut off", where=f"{path}, after line {number}", fix=_AGAIN) from None
+        raise BenchctlError("the gzip file is cut off", where=f"{path}, {where()}", fix=_AGAIN) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise BenchctlError(f"damaged gzip: {error}", where=f"{path}, after line {number}", fix=_AGAIN) from None
+        raise BenchctlError(f"damaged gzip: {error}", where=f"{path}, {where()}", fix=_AGAIN) from None
     except OSError as error:
         raise _os_fault(error, path) from None
-    finally:
-        source.close()
 
 
 _AGAIN = "fetch the file again: it is not whole"
 
 
-def _refuse_other_formats(line: bytes, path: Path) -> None:
-    if line.startswith(LFS_POINTER):
+def refuse_foreign_bytes(head: bytes, path: Path) -> None:
+    """Raises BenchctlError where a file's head is a Git LFS pointer, another packing or no text at all."""
+    if head.startswith(LFS_POINTER):
         raise BenchctlError(
             "this is a Git LFS pointer, not the trace", where=str(path), fix="git lfs pull, or download the file itself"
         )
     for magic, name in OTHER_FORMATS.items():
-        if line.startswith(magic):
+        if head.startswith(magic):
             raise BenchctlError(
                 f"this is a {name} file, not JSON lines",
                 where=str(path),
                 fix="convert it to JSON lines (gzip may stay)",
             )
-    if b"\x00" in line[:4096]:
+    if b"\x00" in head[:4096]:
         raise BenchctlError("this is a binary file", where=str(path), fix="a trace has one JSON object on each line")
+
+
+def _refuse_other_formats(line: bytes, path: Path) -> None:
+    refuse_foreign_bytes(line, path)
     if line.lstrip().startswith(b"["):
         raise BenchctlError(
             "this is a JSON array", where=f"{path}, line 1", fix="write one object on each line, without brackets"

@@ -272,11 +272,15 @@ class BlockFaults:
             return usual
         return self._smallest if self._smallest <= self._largest else None
 
-    def error(self, path: Path, block_size: int) -> BenchctlError:
+    def error(self, path: Path, block_size: int, option: str | None = None) -> BenchctlError:
+        """`option`: the flag that sets the block size where no header does."""
         assert self._first is not None
         where = f"{path}, line {self.lines[0]}, key `hash_ids`"
         size = self._fitting_size()
-        header = f'make the first line {{"benchctl_trace": 1, "block_size": {size}}}, or set it in the header'
+        if option is None:
+            header = f'make the first line {{"benchctl_trace": 1, "block_size": {size}}}, or set it in the header'
+        else:
+            header = f"{option} {size}"
         if not self._num_right and size is not None:
             what = f"no row's hash_ids fit blocks of {block_size} tokens; blocks of {size} fit all {len(self.lines)}"
             return BenchctlError(what, where=where, fix=header)

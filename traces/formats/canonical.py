@@ -1,0 +1,48 @@
+"""Canonical traces: read row by row with the loader's own rules, so that an import of one is the identity.
+
+The header passes through; unknown keys go to `src`, as on loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from traces.formats.base import Draft, Format, ImportOptions, Reader, Sample
+from traces.header import VERSION
+from traces.rows import Row, RowDecoder, RowFault, normalize
+
+ROW_KEYS = frozenset(Row.__struct_fields__)
+OWN_KEYS = frozenset({"arrival_s", "arrival_round", "think_s", "prompt_token_ids", "segments", "carry"})
+
+
+class CanonicalReader(Reader):
+    origin = "zero"
+
+    def __init__(self, sample: Sample, options: ImportOptions) -> None:
+        super().__init__(sample, options)
+        self._decoder = RowDecoder()
+        self.keeps_header = True
+
+    def read(self, record: dict[str, Any], number: int) -> Iterable[Draft]:
+        if number == 0 and "benchctl_trace" in record:
+            if record["benchctl_trace"] != VERSION:
+                raise RowFault(f"trace version {record['benchctl_trace']!r}; this program reads {VERSION}")
+            self.header |= {key: value for key, value in record.items() if key != "benchctl_trace"}
+            return ()
+        row = self._decoder.decode(msgspec.json.encode(record))
+        normalize(row)
+        time = None if row.arrival_s is None else round(row.arrival_s * 1e9)
+        return (Draft(row, time),)
+
+
+def tell(sample: Sample) -> bool:
+    if sample.kind != "lines":
+        return False
+    keys = set(sample.first)
+    return "benchctl_trace" in keys or bool(keys & OWN_KEYS) and keys <= ROW_KEYS
+
+
+FORMAT = Format("canonical", "benchctl's own JSONL", tell, CanonicalReader)
