@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from reports.explain_state import rows_of, view_at
+from reports.explain_state import hold, rows_of, view_at
 from reports.queues import RoundView
 from reports.rounds import batch_text, names
 from reports.run import Run
@@ -84,6 +84,8 @@ class DecisionDiff:
 
 def diff_decisions(a: Run, b: Run, sides: tuple[str, str]) -> DecisionDiff:
     """Compare two runs of one trace. `sides`: how the text calls them. Both need batches, decisions and blocks."""
+    hold(a)
+    hold(b)
     comparable = a.scheduler == b.scheduler and a.block_size == b.block_size
     numbers = [run.scan("rounds").select("round").sort("round").collect()["round"] for run in (a, b)]
     levels: dict[str, int | None] = dict.fromkeys(LEVELS if comparable else LEVELS[:2])

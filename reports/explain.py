@@ -328,5 +328,5 @@ def _queue(queue: tuple[Waiter, ...], most: int = 12) -> str:
 
 
 def as_json(explanation: RoundExplanation) -> dict[str, Any]:
-    """docs/explain.md gives the schema."""
+    """docs/compare.md gives the schema."""
     return {"benchctl_explain": JSON_VERSION, "what": "round"} | asdict(explanation)

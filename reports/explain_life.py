@@ -16,7 +16,7 @@ from reports.decision_work import STANDING, step_table, wait_table
 from reports.document import Element, Grid, Heading, Items, Text
 from reports.explain import RoundExplanation, explain_round
 from reports.explain import document as round_document
-from reports.explain_state import need_log, view_at
+from reports.explain_state import hold, need_log, view_at
 from reports.glossary import REASONS, STOPS
 from reports.run import Run
 from reports.terminal import number
@@ -101,6 +101,7 @@ def find_request(run: Run, name: str) -> int:
 def explain_request(run: Run, request: int) -> Life:
     """Everything the records say of one request, in order."""
     need_log(run)
+    hold(run)
     mine = pl.col("request") == request
     summary = run.scan("requests").filter(mine).collect()
     admission = run.scan("admissions").filter(mine).collect()
@@ -216,6 +217,7 @@ def _wait(
 def explain_spike(run: Run, metric: str) -> Spike:
     """The worst `itl` or `ttft` of the finished requests. Raises BenchctlError where there is none."""
     need_log(run)
+    hold(run)
     if metric == "itl":
         gaps = metrics.itl(run).select("request", "index", "round", "t_s", "itl").collect()
         if not gaps.height:
@@ -332,7 +334,7 @@ def _ms(seconds: float) -> str:
 
 
 def as_json(life: Life) -> dict[str, Any]:
-    """docs/explain.md gives the schema."""
+    """docs/compare.md gives the schema."""
     return {"benchctl_explain": JSON_VERSION, "what": "request"} | asdict(life)
 
 
@@ -365,5 +367,5 @@ def spike_document(spike: Spike) -> list[Element]:
 
 
 def spike_json(spike: Spike) -> dict[str, Any]:
-    """docs/explain.md gives the schema."""
+    """docs/compare.md gives the schema."""
     return {"benchctl_explain": JSON_VERSION, "what": "spike"} | asdict(spike)

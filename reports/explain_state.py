@@ -17,6 +17,8 @@ from traces.errors import BenchctlError
 
 Row = dict[str, Any]
 
+HELD_ROWS = 2_000_000
+
 
 def need_log(run: Run) -> None:
     """Raises BenchctlError where the run kept no decision log."""
@@ -26,6 +28,14 @@ def need_log(run: Run) -> None:
             where=str(run.path),
             fix="replay with --records full or compact",
         )
+
+
+def hold(run: Run) -> None:
+    """Keep the log's tables in memory where they are small, for a reader that comes back to them many times."""
+    counts = (run.manifest.get("record") or {}).get("rows") or {}
+    if sum(counts.values()) <= HELD_ROWS:
+        for table in ("admissions", "rounds", "batches", "decisions", "blocks"):
+            run.read(table)
 
 
 def rows_of(run: Run, table: str, number: int) -> list[Row]:
