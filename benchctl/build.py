@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.admission import Admission, Sizes
-from benchctl.arrivals import Arrivals
+from benchctl.arrivals import Arrivals, CappedArrivals
 from benchctl.clock import Clock, RecordedClock, RoundClock, VirtualClock, WallClock
 from benchctl.config import (
     PolicySettings,
@@ -30,6 +30,7 @@ from benchctl.config import (
     settle,
 )
 from benchctl.describe import describe
+from benchctl.recorder import SMALL_POOL
 from benchctl.runner import RunParts
 from benchctl.sources import (
     build_arrivals,
@@ -62,6 +63,7 @@ class EngineChoice:
     model: Any = None
     tokenizer: Any = None
     device: str | None = None
+    attention: str | None = None  # triton or reference
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -215,11 +217,28 @@ def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
     model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
     choice = EngineChoice("torch", "asked for" if options.engine == "torch" else "auto", model=model)
     choice.device = torch.cuda.get_device_name(0) if on_card else "CPU"
+    choice.attention = choose_attention(options, on_card)
     if options.engine == "auto":
         choice.notes.append(f"--engine auto: torch on {choice.device} with {name}")
     if is_folder and (trace.has_text or options.outputs == "sampled"):
         choice.tokenizer = load_tokenizer(name)
     return choice
+
+
+def choose_attention(options: ReplayOptions, on_card: bool) -> str:
+    """`auto`: triton on CUDA, reference elsewhere. Raises BenchctlError for triton without a card."""
+    name = options.attention_backend
+    if name not in ("auto", "triton", "reference"):
+        raise BenchctlError(
+            f"no attention backend is called {name!r}", where="--attention-backend", fix="auto, triton or reference"
+        )
+    if name == "triton" and not on_card:
+        raise BenchctlError(
+            "the triton backend needs a CUDA card, and torch sees none",
+            where="--attention-backend",
+            fix="--attention-backend reference, or auto",
+        )
+    return ("triton" if on_card else "reference") if name == "auto" else name
 
 
 def settle_all(
@@ -252,6 +271,7 @@ def settle_all(
             max_num_batched_tokens=max(p.config.max_num_batched_tokens for p in first),
             max_num_seqs=max(p.config.max_num_seqs for p in first),
             max_model_len=max(p.config.max_model_len or 0 for p in first) or None,
+            attention=engine.attention or "reference",
         )
         why = "device memory"
     policies = settle_with(lambda block_size: (max(tokens, block_size), why))
@@ -305,8 +325,26 @@ def build_run(command: Command, policy: PolicySettings, folder: Path | None) -> 
         start_clock=clock_of(command),
         usable_blocks=policy.usable_blocks,
         records=options.records,
+        overlap=may_overlap(command, policy, arrivals),
         manifest=describe(command, policy, notes),
     )
+
+
+def may_overlap(command: Command, policy: PolicySettings, arrivals: Arrivals) -> bool:
+    """Whether a round may be scheduled before the tokens of the one before it are seen, with nothing decided otherwise.
+
+    Outputs have to be known beforehand. In a count of rounds a turn or a seat that waits for a finished request would come
+    one round later. The free list of a small pool is recorded as it stands at a round's end, which is past by then.
+    """
+    options, model = command.options, command.engine.model
+    if model is None or options.outputs != "forced":
+        return False
+    # On the CPU a launch is over when it returns: there is nothing to overlap with, and tokens would only be seen later.
+    if not (model.device.type == "cuda" if options.overlap is None else options.overlap):
+        return False
+    if options.records != "none" and policy.usable_blocks <= SMALL_POOL:
+        return False
+    return command.clock == "wall" or (command.arrivals == "trace" and not isinstance(arrivals, CappedArrivals))
 
 
 def build_engine(command: Command, policy: PolicySettings) -> Engine:
@@ -315,6 +353,20 @@ def build_engine(command: Command, policy: PolicySettings) -> Engine:
     if command.engine.model is None:
         limits = EngineLimits(config.num_blocks, config.block_size, policy.settings["max_model_len"].value, None)
         return NullEngine(limits) if options.round_cost is None else NullEngine(limits, options.round_cost)
+    if command.engine.attention == "triton":
+        from engines.torch_engine.triton_engine import TritonEngine
+
+        return TritonEngine(
+            command.engine.model,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=policy.settings["max_model_len"].value,
+            temperature=options.temperature,
+            seed=options.seed,
+            enforce_eager=options.enforce_eager,
+        )
     from engines.torch_engine.engine import TorchEngine
 
     return TorchEngine(

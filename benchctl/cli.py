@@ -205,6 +205,25 @@ def replay(
     temperature: Annotated[
         float, opt("--temperature", panel=ENGINE, help="Of the model's choice. Default 0: the likeliest token.")
     ] = 0.0,
+    attention_backend: Annotated[
+        str,
+        opt(
+            "--attention-backend",
+            panel=ENGINE,
+            help="auto, triton (fused kernels, CUDA graphs) or reference (plain torch). Default auto: triton on CUDA.",
+        ),
+    ] = "auto",
+    enforce_eager: Annotated[
+        bool, opt("--enforce-eager", panel=ENGINE, help="Capture no CUDA graphs. Default: graphs, with triton.")
+    ] = False,
+    overlap: Annotated[
+        bool | None,
+        opt(
+            "--overlap/--no-overlap",
+            panel=ENGINE,
+            help="Schedule the next round while the device works on this one. Default: on CUDA, where outputs are forced and no decision depends on it.",
+        ),
+    ] = None,
     arrivals: Annotated[
         str | None,
         opt(

@@ -22,6 +22,7 @@ class Clock(Protocol):
 
     name: str
     round: int
+    overlaps: bool  # a round may begin before the one before it has ended: `launched` and `landed` stand for its end
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -47,11 +48,18 @@ class Clock(Protocol):
     def end_round(self, update_s: float) -> float:
         """Time after update(): when the round's tokens are out. The next round's number is one higher."""
 
+    def launched(self) -> None:
+        """Overlapping: the round is under way and the next one may be scheduled; its number is one higher."""
+
+    def landed(self, number: int) -> tuple[float, float]:
+        """Overlapping: (end of the forward pass, when its tokens are out) of round `number`, just collected."""
+
 
 class WallClock:
     """Real time. Idle time is slept; setting `stop` wakes it."""
 
     name = "wall"
+    overlaps = True
 
     def __init__(self, stop: threading.Event | None = None) -> None:
         self.round = 1
@@ -83,8 +91,27 @@ class WallClock:
         self.round += 1
         return self.now()
 
+    def launched(self) -> None:
+        self.round += 1
 
-class VirtualClock:
+    def landed(self, number: int) -> tuple[float, float]:
+        now = self.now()
+        return now, now
+
+
+class NeverOverlaps:
+    """For clocks that a round's duration moves: the next round cannot be scheduled before it is known."""
+
+    overlaps = False
+
+    def launched(self) -> None:
+        raise AssertionError(f"{type(self).__name__} does not overlap rounds")
+
+    def landed(self, number: int) -> tuple[float, float]:
+        raise AssertionError(f"{type(self).__name__} does not overlap rounds")
+
+
+class VirtualClock(NeverOverlaps):
     """Jumps over idle time; a round takes what the engine says it took.
 
     With `count_host` (an engine that really computes) the host time of scheduling, preparing and updating counts too.
@@ -136,6 +163,7 @@ class RoundClock:
     """One tick a round, ticks go on while idle, a tick counts as one second: round n lasts from n - 1 to n."""
 
     name = "rounds"
+    overlaps = True
 
     def __init__(self) -> None:
         self.round = 1
@@ -164,8 +192,14 @@ class RoundClock:
         self.round += 1
         return self.now()
 
+    def launched(self) -> None:
+        self.round += 1
 
-class RecordedClock:
+    def landed(self, number: int) -> tuple[float, float]:
+        return float(number), float(number)
+
+
+class RecordedClock(NeverOverlaps):
     """Rounds are numbered as in an earlier run, and take place at its times.
 
     `times` maps a round's number to its four times there, `admitted_s` to the latest time at which somebody was handed over

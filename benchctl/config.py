@@ -52,6 +52,9 @@ class ReplayOptions:
     seed: int = 0
     outputs: str = "forced"
     temperature: float = 0.0
+    attention_backend: str = "auto"
+    enforce_eager: bool = False
+    overlap: bool | None = None  # None: where the engine works beside the host
     gpu_memory_utilization: float | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)  # knob -> value, those given only
     num_blocks: int | None = None

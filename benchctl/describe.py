@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Settings that are not a policy's: option -> what its default is called in the manifest.
 RUN_OPTIONS = (
-    "engine", "model", "load_format", "dtype", "seed", "outputs", "temperature", "gpu_memory_utilization", "round_seconds",
+    "engine", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "overlap", "gpu_memory_utilization", "round_seconds",
     "from_run", "max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "num_warmups", "warm_cache",
     "num_repeats", "over_length", "skip_bad",
 )  # fmt: skip
@@ -50,6 +50,7 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
         "device": engine.device,
         "model": None if engine.model is None else engine.model.name,
         "num_parameters": None if engine.model is None else engine.model.config.num_parameters,
+        "attention_backend": engine.attention,
         "dtype": None if engine.model is None else str(engine.model.dtype).removeprefix("torch."),
         "clock": command.clock,
         "arrivals": command.arrivals,

@@ -20,6 +20,7 @@ from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
 from benchctl.parts import Part, PartWriter
 from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
+from engines.schedulers.decisions import DecisionRow
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
@@ -108,8 +109,8 @@ class FileRecorder:
         self._perf = clock
         self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
         self._last_flush = clock()
-        self._rejects_before = 0  # reject decisions already made before the round `_rejects_round`
-        self._rejects_round = 0
+        # Reject decisions by the round before which they were made, until that is recorded.
+        self._rejects: dict[int, list[DecisionRow]] = {}
 
     # -- what happened
 
@@ -126,16 +127,13 @@ class FileRecorder:
     def reject(
         self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
     ) -> None:
-        if round_number != self._rejects_round:
-            self._rejects_round, self._rejects_before = round_number, 0
+        rejects = self._rejects.setdefault(round_number, [])
         numbers = (
             (None, None, None)
             if rejection.reason == "parent_rejected"
             else (rejection.needed, rejection.available, rejection.unit)
         )
-        row = (self._rejects_before, "reject", rejection.request, None, rejection.reason, *numbers)
-        self._rejects_before += 1
-        self._part.decisions.extend(round_number, 0, [row])
+        rejects.append((len(rejects), "reject", rejection.request, None, rejection.reason, *numbers))
         self._part.requests.append(
             (rejection.request, request.id, "rejected", rejection.reason, arrival_s, None, None, None, None)
             + (prompt_tokens, 0, None, 0, 0, 0, 0.0, 0.0)
@@ -149,7 +147,7 @@ class FileRecorder:
         batch, ledger = round.batch, self.ledger
         num_seqs = len(batch.request)
         # Decisions of the round stand behind the rejections that came before it.
-        shift = self._rejects_before if self._rejects_round == number else 0
+        shift = self._write_rejects(number) if self._rejects else 0
         if round.decisions:
             self._part.decisions.extend(number, shift, round.decisions)
         if round.blocks:
@@ -192,11 +190,21 @@ class FileRecorder:
         self._part.record_s.append(took)
         self.record_s += took
 
+    def _write_rejects(self, up_to: int | None) -> int:
+        """Hand over the rejections made before round `up_to` (None: all), oldest first; how many were made right before it."""
+        shift = 0
+        for number in [n for n in self._rejects if up_to is None or n <= up_to]:
+            rows = self._rejects.pop(number)
+            self._part.decisions.extend(number, 0, rows)
+            shift = len(rows) if number == up_to else 0
+        return shift
+
     def tick(self) -> None:
         if self._part.num_rows and self._perf() - self._last_flush >= self._flush_seconds:
             self._timed_flush()
 
     def close(self, now_s: float) -> None:
+        self._write_rejects(None)
         for row in np.flatnonzero(self.ledger.live).tolist():
             self._part.requests.append(self.ledger.unfinished(row, now_s))
         self._timed_flush()

@@ -1,4 +1,4 @@
-"""The replay loop: admit what is due, schedule, launch, collect, advance the clock, update, record.
+"""The replay loop: admit what is due, schedule, launch, (collect), advance the clock, update, record.
 
 It knows the protocols of a scheduler, an engine, a clock, a source of arrivals and a recorder, and nothing of which ones
 they are. A request's tokens, the model and the files stay on the other side of them.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchctl.admission import Admission
 from benchctl.arrivals import Arrivals, CappedArrivals
 from benchctl.clock import Clock
 from benchctl.recorder import Recorder, Timing
-from engines.interface import Engine, Round, Scheduler
+from engines.interface import Engine, Round, Scheduler, StepResult
 from traces.errors import BenchctlError
 
 # Preemptions without one token in between, beyond any number that a policy needs: it takes each request at most once a token.
@@ -43,6 +43,28 @@ class Outcome:
     interrupted: bool = False
     notes: list[str] = field(default_factory=list)
 
+    def count(self, round: Round, num_tokens: int, t_end_s: float) -> None:
+        self.rounds += 1
+        self.finished += len(round.finished)
+        self.emitted_tokens += num_tokens
+        self.preemptions += round.num_preempted
+        self.end_s = t_end_s
+
+
+@dataclass(slots=True)
+class Flight:
+    """A round under way: scheduled and launched. `updated`: the scheduler has taken its tokens already."""
+
+    number: int
+    round: Round
+    handle: Any  # the engine's; None: there was nothing to execute
+    launched: float  # host clock
+    t_start_s: float
+    t_scheduled_s: float
+    schedule_s: float
+    update_s: float = 0.0
+    updated: bool = False
+
 
 def replay(
     arrivals: Arrivals,
@@ -52,59 +74,92 @@ def replay(
     clock: Clock,
     recorder: Recorder,
     *,
+    overlap: bool = False,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
     outcome: Outcome | None = None,
 ) -> Outcome:
     """Run until nothing is left to arrive or to run, or until `stop` is set. Fills and returns `outcome`.
 
-    Raises BenchctlError where the run cannot go on: a round that scheduled nothing with somebody waiting and nothing left
-    to arrive, or preemptions without end; and whatever the engine raises.
+    With `overlap` a round is scheduled and launched before the tokens of the one before it are collected: forced outputs
+    are known at launch. Raises BenchctlError where the run cannot go on: a round that scheduled nothing with somebody
+    waiting and nothing left to arrive, or preemptions without end; and whatever the engine raises.
     """
     stop, out, perf = stop or threading.Event(), outcome or Outcome(), time.perf_counter
     fruitless = 0  # preemptions since the last token
-    while not stop.is_set():
-        admit_due(arrivals, admission, scheduler, clock, recorder, out)
-        due = arrivals.next_position()
-        if not scheduler.has_unfinished():
-            if due is None:
-                break
-            recorder.tick()
-            clock.idle(due)
-            continue
+    flight: Flight | None = None
 
-        t_start_s, h0 = clock.start_round(), perf()
+    def launch() -> Flight:
+        number, t_start_s, h0 = clock.round, clock.start_round(), perf()
         round = scheduler.schedule()
         h1 = perf()
         t_scheduled_s, h2 = clock.scheduled(h1 - h0), perf()
-        batch = round.batch
-        result = engine.collect(engine.launch(batch)) if batch.num_seqs else None
-        t_executed_s, h3 = clock.executed(result, perf() - h2), perf()
-        num_tokens = int(batch.yields_token.sum())
-        scheduler.update(round, None if result is None else result.token_ids)
-        h4 = perf()
-        number, t_end_s = clock.round, clock.end_round(h4 - h3)
-        recorder.record(
-            number, round, result, Timing(t_start_s, t_scheduled_s, t_executed_s, t_end_s, h1 - h0, h4 - h3)
-        )
+        handle = engine.launch(round.batch) if round.batch.num_seqs else None
+        return Flight(number, round, handle, h2, t_start_s, t_scheduled_s, h1 - h0)
 
+    def update(flight: Flight, result: StepResult | None) -> None:
+        h0 = perf()
+        scheduler.update(flight.round, None if result is None else result.token_ids)
+        flight.update_s, flight.updated = perf() - h0, True
+
+    def land(flight: Flight) -> None:
+        """Collect, and update where that is still to do; record; let go what waited for its finished requests."""
+        round = flight.round
+        result = None if flight.handle is None else engine.collect(flight.handle)
+        if flight.updated:
+            t_executed_s, t_end_s = clock.landed(flight.number)
+        else:
+            t_executed_s = clock.executed(result, perf() - flight.launched)
+            update(flight, result)
+            t_end_s = clock.end_round(flight.update_s)
+        timing = Timing(
+            flight.t_start_s, flight.t_scheduled_s, t_executed_s, t_end_s, flight.schedule_s, flight.update_s
+        )
+        recorder.record(flight.number, round, result, timing)
         for row, _ in round.finished:
             arrivals.ended(row, t_end_s)
-        out.rounds += 1
-        out.finished += len(round.finished)
-        out.emitted_tokens += num_tokens
-        out.preemptions += round.num_preempted
-        out.end_s = t_end_s
+        num_tokens = int(round.batch.yields_token.sum())
+        out.count(round, num_tokens, t_end_s)
         if observer is not None:
-            observer.saw(number, t_end_s, round, num_tokens)
-        fruitless = 0 if num_tokens else fruitless + round.num_preempted
-        if fruitless > PREEMPTIONS_WITHOUT_TOKEN + 2 * (round.running + round.waiting):
-            raise stuck(f"{fruitless} preemptions without one token in between", number, scheduler)
-        if not batch.num_seqs and not round.num_preempted and scheduler.has_unfinished():
+            observer.saw(flight.number, t_end_s, round, num_tokens)
+
+    try:
+        while not stop.is_set():
+            admit_due(arrivals, admission, scheduler, clock, recorder, out)
             due = arrivals.next_position()
-            if due is None:
-                raise stuck("a round scheduled nothing, and nothing is left to arrive", number, scheduler)
-            clock.stalled(due)
+            if not scheduler.has_unfinished():
+                if flight is not None:  # what it finishes may let others arrive
+                    landing, flight = flight, None
+                    land(landing)
+                elif due is None:
+                    break
+                else:
+                    recorder.tick()
+                    clock.idle(due)
+                continue
+            before, flight = flight, launch()
+            if overlap:
+                update(flight, None)
+                clock.launched()
+            if before is not None:
+                land(before)
+            latest, round = flight, flight.round
+            if not overlap:
+                flight = None
+                land(latest)
+
+            fruitless = 0 if round.batch.yields_token.any() else fruitless + round.num_preempted
+            if fruitless > PREEMPTIONS_WITHOUT_TOKEN + 2 * (round.running + round.waiting):
+                raise stuck(f"{fruitless} preemptions without one token in between", latest.number, scheduler)
+            if not round.batch.num_seqs and not round.num_preempted and scheduler.has_unfinished():
+                due = arrivals.next_position()
+                if due is None and flight is None:
+                    raise stuck("a round scheduled nothing, and nothing is left to arrive", latest.number, scheduler)
+                if due is not None:
+                    clock.stalled(due)
+    finally:
+        if flight is not None:
+            land(flight)
     out.interrupted = stop.is_set()
     out.end_s = max(out.end_s, clock.now())
     left = arrivals.num_left_behind()

@@ -40,6 +40,7 @@ class RunParts:
     start_clock: Callable[[threading.Event], Clock]
     usable_blocks: int
     records: str
+    overlap: bool  # schedule a round while the one before it runs, where the clock allows it
     manifest: dict[str, Any]
 
 
@@ -74,7 +75,7 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
     try:
         replay(
             parts.arrivals, parts.admission, parts.scheduler, parts.engine, clock, recorder,
-            observer=observer, stop=stop, outcome=outcome,
+            overlap=parts.overlap and clock.overlaps, observer=observer, stop=stop, outcome=outcome,
         )  # fmt: skip
     except KeyboardInterrupt:
         outcome.interrupted = True
@@ -88,7 +89,13 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
     except Exception as fault:
         if not outcome.interrupted:  # a second Ctrl-C may have cut a record short: what was written stands
             error, status = error or fault, "failed"
-    manifest |= {"status": status, "ended": now(), "counts": counts(parts, outcome), "wall_s": wall_s}
+    manifest |= {
+        "overlapped": parts.overlap and clock.overlaps,
+        "status": status,
+        "ended": now(),
+        "counts": counts(parts, outcome),
+        "wall_s": wall_s,
+    }
     if error is not None:
         manifest["error"] = str(error) if isinstance(error, BenchctlError) else f"{type(error).__name__}: {error}"
     # Those left out by --over-length skip were not replayed.

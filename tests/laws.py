@@ -73,7 +73,16 @@ def _times(run: Run) -> None:
         ("t_executed_s", "t_end_s"),
     ):
         _none(rounds.filter(pl.col(first) > pl.col(second)), f"{first} <= {second}")
-    _none(rounds.filter(pl.col("t_start_s") < pl.col("t_end_s").shift(1)), "a round starts after the last one ended")
+    _none(rounds.filter(pl.col("t_end_s") < pl.col("t_end_s").shift(1)), "tokens come out in the order of rounds")
+    if run.manifest.get("overlapped"):
+        _none(
+            rounds.filter(pl.col("t_start_s") < pl.col("t_end_s").shift(2)),
+            "with overlap a round starts after the last but one ended",
+        )
+    else:
+        _none(
+            rounds.filter(pl.col("t_start_s") < pl.col("t_end_s").shift(1)), "a round starts after the last one ended"
+        )
     _none(
         run.read("admissions").filter(pl.col("admitted_s") < pl.col("arrival_s") - 1e-9),
         "nobody is admitted before arriving",

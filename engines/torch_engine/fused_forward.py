@@ -17,9 +17,20 @@ from engines.kernels.linear import few_rows_linear
 from engines.kernels.norms import add_norm, embed_norm
 from engines.kernels.rope import rope_and_store
 from engines.kernels.tables import update_tables
+from engines.model.config import ModelConfig
 from engines.model.transformer import Model
 from engines.torch_engine import tuning
 from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs
+
+
+def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_seqs: int, max_model_len: int) -> int:
+    """Bytes of a `FusedForward`'s buffers, the small ones rounded up."""
+    c, size = config, dtype.itemsize
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    per_token = 3 * c.hidden_size + (q + 2 * kv) + 2 * q + 3 * c.intermediate_size
+    per_seq = (c.hidden_size + c.vocab_size) * size + 8 * sampling.num_blocks(c.vocab_size)
+    splits = 32 * 512 * c.head_dim * 8 + 4 * 16 * max(q + 2 * kv, 2 * c.intermediate_size) * 4
+    return max_tokens * per_token * size + max_seqs * per_seq + max_model_len * c.head_dim * 4 + splits + (64 << 20)
 
 
 class FusedForward:

@@ -21,6 +21,8 @@ DEFAULT_CPU_KV_TOKENS = 8192
 KV_TOKENS_MULTIPLE = 256
 # On top of the measured peak of a pass: what fragmentation and kernels loaded later took in no measurement.
 RESERVED_BYTES = 256 << 20
+# CUDA graphs and the workspaces of the library's products: under 600 MiB was seen for 8 B parameters on an H200.
+GRAPH_BYTES = 1 << 30
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -55,11 +57,13 @@ def max_kv_tokens(
     max_num_batched_tokens: int = 16384,
     max_num_seqs: int = 512,
     max_model_len: int | None = None,
+    attention: str = "reference",
 ) -> int:
     """Tokens of KV cache that fit beside the model, a multiple of 256.
 
-    On a card: `gpu_memory_utilization` of its memory, less all that is in use, less the measured peak of a pass of
-    `max_num_batched_tokens` new tokens and one of `max_num_seqs` decodes. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits
+    On a card: `gpu_memory_utilization` of its memory, less all that is in use, less the peak of a pass of
+    `max_num_batched_tokens` new tokens and one of `max_num_seqs` decodes: measured for `reference`, the sum of its fixed
+    buffers for `triton`. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits
     half of the memory left. Raises BenchctlError where less than one multiple is left.
     """
     config, device = model.config, model.device
@@ -73,7 +77,12 @@ def max_kv_tokens(
             raise BenchctlError(
                 f"--gpu-memory-utilization is {gpu_memory_utilization}", fix="give a share of the card: 0.9"
             )
-        peak = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
+        if attention == "triton":
+            from engines.torch_engine.fused_forward import buffer_bytes
+
+            peak = buffer_bytes(config, model.dtype, max_num_batched_tokens, max_num_seqs, max_len) + GRAPH_BYTES
+        else:
+            peak = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
         gc.collect()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
