@@ -1,7 +1,8 @@
 """Figures as data: from a run's frames to Plotly traces and layouts. No colours and no HTML: the page gives both.
 
 A trace names its colour by role (`meta.c`), so that the same thing has the same colour everywhere, in light and in dark.
-Traces without `x` share the figure's axes `by_round` and `by_time`. What is thinned says so in `note`.
+A point with `customdata` ["round", place of the run, round] leads to that round. What is thinned says so in `note`.
+The pictures of every round are not made here: the page draws them from the embedded run (`page_data`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import polars as pl
 
 from reports import metrics
 from reports.run import Run
-from reports.summary import DEFAULT_METRICS
+from reports.summary import DEFAULT_METRICS, Summary
 
 Figure = dict[str, Any]
 
 MAX_POINTS = 2_000  # drawn rounds of one figure
-BARS = 400  # more bars than that are outlined, so that each stays visible
-MAX_GANTT = 250  # requests in the timeline
-MAX_SPANS = 10_000  # stretches in the timeline; fewer requests are drawn where they have more
+MAX_GAPS = 700  # drawn stretches of time of the ITL figure, all runs together
+MAX_ROOFLINE = 1_500
 ECDF_POINTS = 400
 
 
@@ -60,71 +60,6 @@ def thin(frame: pl.DataFrame, series: Sequence[str], limit: int = MAX_POINTS) ->
         buckets *= 2
     note = f"{len(rows):,} of {frame.height:,} rounds are drawn: of every {size:,} those with the least and the most of each series, exactly as recorded"
     return frame[rows.tolist()], note
-
-
-def rounds_figure(run: Run, limit: int = MAX_POINTS) -> Figure | None:
-    """Three rows over one axis: tokens of each batch, blocks after each round, queues after each round."""
-    columns = [
-        "round",
-        "t_start_s",
-        "t_end_s",
-        "kind",
-        "prefill_tokens",
-        "decode_tokens",
-        "cached_tokens",
-        "waiting",
-        "running",
-        "skipped",
-    ]
-    frame = run.scan("rounds").select(*columns, "free_blocks_end", "cached_free_blocks").collect()
-    if not frame.height:
-        return None
-    total = run.usable_blocks or 0
-    frame = frame.with_columns(
-        (total - pl.col("free_blocks_end")).alias("used"),
-        (pl.col("free_blocks_end") - pl.col("cached_free_blocks")).alias("empty"),
-    )
-    frame, note = thin(frame, ("prefill_tokens", "decode_tokens", "cached_tokens", "used", "waiting", "running"), limit)
-    thin_bars = frame.height > BARS
-
-    def trace(column: str, name: str, role: str, axis: str, legend: str, stack: str | None, bar: bool) -> Figure:
-        out: Figure = {"name": name, "y": frame[column].to_list(), "yaxis": axis, "legend": legend, "meta": {"c": role}}
-        if bar:
-            return out | {"type": "bar", "meta": {"c": role, "outlined": thin_bars}}
-        out |= {"type": "scatter", "mode": "lines", "line": {"width": 1.5, "shape": "hv"}}
-        return out | ({"stackgroup": stack, "line": {"width": 0, "shape": "hv"}} if stack else {})
-
-    data = [
-        trace("decode_tokens", "decode", "decode", "y", "legend", None, True),
-        trace("prefill_tokens", "prefill", "prefill", "y", "legend", None, True),
-        trace("cached_tokens", "cached", "cached", "y", "legend", None, True),
-        trace("used", "used", "used", "y2", "legend2", "blocks", False),
-        trace("cached_free_blocks", "free, cached", "cached", "y2", "legend2", "blocks", False),
-        trace("empty", "free", "free", "y2", "legend2", "blocks", False),
-        trace("running", "running", "decode", "y3", "legend3", None, False),
-        trace("waiting", "waiting", "queued", "y3", "legend3", None, False),
-    ]
-    if (frame["skipped"] > 0).any():
-        data.append(trace("skipped", "skipped", "stalled", "y3", "legend3", None, False))
-    return {
-        "by_round": frame["round"].to_list(),
-        "by_time": rounded(frame["t_end_s"]),
-        "durations": rounded(frame["t_end_s"] - frame["t_start_s"]),
-        "data": data,
-        "layout": {
-            "height": 560,
-            "barmode": "stack",
-            "bargap": 0,
-            "yaxis": {"title": {"text": "tokens in the batch"}, "domain": [0.70, 0.97], "rangemode": "tozero"},
-            "yaxis2": {"title": {"text": "blocks"}, "domain": [0.36, 0.61], "range": [0, total * 1.02]},
-            "yaxis3": {"title": {"text": "requests"}, "domain": [0.0, 0.27], "rangemode": "tozero"},
-            "xaxis": {"anchor": "y3"},
-            "legend": {"y": 1.0, "yanchor": "bottom"},
-            "legend2": {"y": 0.62, "yanchor": "bottom"},
-            "legend3": {"y": 0.28, "yanchor": "bottom"},
-        },
-        "note": note,
-    }
 
 
 def cache_figure(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
@@ -254,123 +189,155 @@ def samples_ms(run: Run, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     return frame.collect()[metric].drop_nulls().to_numpy() * 1000
 
 
-PHASES = ("queued", "prefill", "decode", "stalled", "preempted")
-
-
-def timeline_figure(run: Run, limit: int = MAX_GANTT) -> Figure | None:
-    """A Gantt of requests in order of arrival: queued, prefill, decode, and over them the stalled and preempted stretches."""
-    spans, shown, total = timeline(run, limit)
-    while spans.height > MAX_SPANS and len(shown) > 10:
-        spans, shown, total = timeline(run, len(shown) // 2)
-    if not spans.height:
+def split_figure(summaries: Sequence[Summary], names: Sequence[str]) -> Figure | None:
+    """Where a request's time went, mean ms: queue + prefill + decode = E2E, and below it what of that was stalled or preempted."""
+    if not any(summary["benchctl"]["latency"]["e2el"]["n"] for summary in summaries):
         return None
-    order = {request: place for place, request in enumerate(shown)}
-    data = []
-    for phase in PHASES:
-        rows = spans.filter(pl.col("phase") == phase)
+    inside = [f"{plain(name)}, of which" for name in names]
+    data: list[Figure] = []
+    for phase, role, lower in (
+        ("queue", "queued", False), ("prefill", "prefill", False), ("decode", "decode", False), ("stalled", "stalled", True), ("preempted", "preempted", True),
+    ):  # fmt: skip
+        means = [summary["benchctl"]["latency"][phase]["mean_ms"] or 0.0 for summary in summaries]
         data.append(
             {
-                "type": "bar", "orientation": "h", "name": phase, "meta": {"c": phase}, "base": rounded(rows["begin_s"]),
-                "x": rounded(rows["end_s"] - rows["begin_s"]), "y": [order[request] for request in rows["request"]],
-                "text": [plain(run.labels.get(request, f"#{request}")) for request in rows["request"]], "textposition": "none",
-                "hovertemplate": "%{text}: " + phase + " %{x:.4~g} s from %{base:.4~g} s<extra></extra>",
+                "type": "bar", "orientation": "h", "name": phase, "meta": {"c": role}, "x": [round(value, 4) for value in means],
+                "y": inside if lower else [plain(name) for name in names], "hovertemplate": phase + " %{x:,.4~g} ms<extra></extra>",
             }
         )  # fmt: skip
-    axis: Figure = {
-        "autorange": "reversed",
-        "title": {"text": "requests by arrival"},
-        "showgrid": False,
-        "zeroline": False,
-    }
-    if len(shown) <= 40:
-        axis |= {
-            "tickvals": list(range(len(shown))),
-            "ticktext": [plain(run.labels.get(request, f"#{request}")) for request in shown],
-            "title": None,
-        }
-    note = (
-        None
-        if len(shown) == total
-        else f"{len(shown):,} of {total:,} requests are drawn, evenly spread over the arrivals"
-    )
-    height = min(max(160 + 16 * len(shown), 240), 620)
+    order = [label for name, below in zip(names, inside, strict=True) for label in (plain(name), below)]
     return {
         "data": data,
         "layout": {
-            "height": height,
-            "barmode": "overlay",
-            "bargap": 0.15,
-            "xaxis": {"title": {"text": "time, s"}},
-            "yaxis": axis,
+            "height": 110 + 56 * len(names),
+            "barmode": "stack",
+            "bargap": 0.25,
+            "xaxis": {"title": {"text": "mean of the finished requests, ms"}},
+            "yaxis": {"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
         },
-        "note": note,
+        "note": None,
     }
 
 
-def timeline(run: Run, limit: int = MAX_GANTT) -> tuple[pl.DataFrame, list[int], int]:
-    """(request, phase, begin_s, end_s), the requests in order of arrival, and how many there are in all.
-
-    Stalled: between two of its rows without a preemption, where rounds passed it by. Preempted: from the round that took
-    its blocks to the round that gave it new ones.
-    """
-    end = run.duration_s
-    ended = run.scan("requests").select("request", "status", "first_scheduled_s", "first_token_s", "finished_s")
-    seen = (
-        run.scan("admissions")
-        .select("request", "arrival_s")
-        .join(ended, on="request", how="left")
-        .sort("arrival_s", "request")
-        .collect()
-    )
-    total = seen.height
-    if total > limit:
-        seen = seen[np.unique(np.linspace(0, total - 1, limit).round().astype(np.int64)).tolist()]
-    shown = seen["request"].to_list()
-    phases = []
-    for phase, begin, stop in (
-        ("queued", "arrival_s", "first_scheduled_s"),
-        ("prefill", "first_scheduled_s", "first_token_s"),
-        ("decode", "first_token_s", "finished_s"),
-    ):
-        phases.append(
-            seen.filter(pl.col(begin).is_not_null()).select(
-                "request",
-                pl.lit(phase).alias("phase"),
-                pl.col(begin).alias("begin_s"),
-                pl.col(stop).fill_null(end).alias("end_s"),
+def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | None:
+    """The longest and the median gap between tokens over time. `gaps`: `metrics.itl` of each run, collected."""
+    data: list[Figure] = []
+    notes = []
+    points = max(MAX_GAPS // max(len(gaps), 1), 50)
+    least, most = np.inf, 0.0
+    for place, (frame, name) in enumerate(zip(gaps, names, strict=True)):
+        if not frame.height:
+            continue
+        end = float(frame["t_s"].max() or 0.0) or 1.0  # type: ignore[arg-type]
+        bucket = (pl.col("t_s") / end * points).cast(pl.Int64).clip(0, points - 1).alias("bucket")
+        at = pl.col("itl").arg_max()
+        drawn = (
+            frame.lazy().group_by(bucket)
+            .agg(pl.col("itl").median().alias("median"), *(pl.col(column).get(at).alias(column) for column in ("request", "round", "t_s", "itl")))
+            .sort("t_s").collect()
+        )  # fmt: skip
+        if drawn.height < frame.height:
+            notes.append(
+                f"{name}: of {frame.height:,} gaps the longest of each {end / points:.3g} s, and the median beside it"
             )
+        least = min(least, float(drawn["median"].min() or 0.0))  # type: ignore[arg-type]
+        most = max(most, float(drawn["itl"].max() or 0.0))  # type: ignore[arg-type]
+        role = f"run{place % 6}"
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": f"{plain(name)}: longest gap", "meta": {"c": role}, "marker": {"symbol": place % 6},
+                "x": rounded(drawn["t_s"]), "y": rounded(drawn["itl"] * 1000, 4), "customdata": [["round", place, number] for number in drawn["round"]],
+                "hovertemplate": "%{y:,.4~g} ms at %{x:.4~g} s, round %{customdata[2]}<extra></extra>",
+            }
+        )  # fmt: skip
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": f"{plain(name)}: median gap", "meta": {"c": role, "dash": place},
+                "x": rounded(drawn["t_s"]), "y": rounded(drawn["median"] * 1000, 4), "line": {"width": 1.2, "shape": "hv"}, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+    if not data:
+        return None
+    axis: Figure = {"title": {"text": "gap between two tokens, ms"}, "rangemode": "tozero"}
+    if least > 0 and most / least > 20:
+        axis = {"title": axis["title"], "type": "log", "dtick": 1}
+    layout: Figure = {"height": 320, "xaxis": {"title": {"text": "time, s"}, "rangemode": "tozero"}, "yaxis": axis}
+    return {"data": data, "layout": layout, "note": "; ".join(notes) or None}
+
+
+def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figure:
+    """Blocks of a large pool, stacked over time. `frame`: t_end_s and a column for each of `roles` (column -> colour)."""
+    return {
+        "data": [
+            {
+                "type": "scatter", "mode": "lines", "name": name, "x": rounded(frame["t_end_s"]), "y": frame[name].to_list(), "stackgroup": "pool",
+                "line": {"width": 0, "shape": "hv"}, "meta": {"c": role}, "hovertemplate": name + ": %{y:,} at %{x:.4~g} s<extra></extra>",
+            }
+            for name, role in roles.items()
+        ],
+        "layout": {
+            "height": 280,
+            "xaxis": {"title": {"text": "time, s"}},
+            "yaxis": {"title": {"text": "blocks"}, "range": [0, usable]},
+        },
+        "note": None,
+    }  # fmt: skip
+
+
+def roofline_figure(runs: Sequence[Run], names: Sequence[str], ceilings: tuple[float, float] | None) -> Figure | None:
+    """FLOP/s of each round's forward pass against its FLOPs per byte, both axes logarithmic.
+
+    `ceilings`: (FLOP/s, bytes/s) measured on that device, drawn as the roof. Rounds without device time, FLOPs or bytes
+    are left out; of many, an even choice over the rounds is drawn.
+    """
+    data: list[Figure] = []
+    notes = []
+    left, right = np.inf, 0.0
+    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+        counted = (
+            pl.col("flops").is_not_null() & (pl.col("flops") > 0) & (pl.col("bytes") > 0) & (pl.col("device_s") > 0)
         )
-    rounds = run.scan("rounds").select(
-        "round", "t_start_s", "t_scheduled_s", "t_end_s", pl.int_range(pl.len()).alias("place")
-    )
-    mine = pl.col("request").is_in(shown)
-    rows = (
-        run.scan("batches")
-        .filter(mine)
-        .select("request", "round", "cached_tokens")
-        .join(rounds, on="round")
-        .sort("request", "round")
-    )
-    gap = rows.with_columns(
-        pl.col("place").shift(1).over("request").alias("before"),
-        pl.col("t_end_s").shift(1).over("request").alias("begin_s"),
-    ).filter((pl.col("place") - pl.col("before") > 1) & pl.col("cached_tokens").is_null())
-    phases.append(
-        gap.select("request", pl.lit("stalled").alias("phase"), "begin_s", pl.col("t_start_s").alias("end_s")).collect()
-    )
-    changes = (
-        run.scan("decisions").filter(mine & pl.col("kind").is_in(["preempt", "resume"])).select("request", "round", "kind", "order")
-        .join(rounds, on="round").sort("request", "round", "order")
-        .with_columns(pl.col("t_scheduled_s").shift(-1).over("request").fill_null(end).alias("until_s"))
-    )  # fmt: skip
-    phases.append(
-        changes.filter(pl.col("kind") == "preempt")
-        .select(
-            "request",
-            pl.lit("preempted").alias("phase"),
-            pl.col("t_scheduled_s").alias("begin_s"),
-            pl.col("until_s").alias("end_s"),
-        )
-        .collect()
-    )
-    return pl.concat(phases).filter(pl.col("end_s") > pl.col("begin_s")), shown, total
+        frame = (
+            run.scan("rounds").filter(counted)
+            .select("round", "kind", (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") / pl.col("device_s") / 1e12).alias("tflops"))
+            .collect()
+        )  # fmt: skip
+        if not frame.height:
+            continue
+        if frame.height > MAX_ROOFLINE:
+            kept = np.linspace(0, frame.height - 1, MAX_ROOFLINE).round().astype(np.int64)
+            notes.append(f"{name}: {MAX_ROOFLINE:,} of {frame.height:,} rounds, evenly over the run")
+            frame = frame[kept.tolist()]
+        left, right = min(left, float(frame["intensity"].min())), max(right, float(frame["intensity"].max()))  # type: ignore[arg-type]
+        for kind, symbol in (("decode", "circle"), ("prefill", "square"), ("mixed", "diamond")):
+            of = frame.filter(pl.col("kind") == kind)
+            if of.height:
+                data.append(
+                    {
+                        "type": "scatter", "mode": "markers", "name": f"{plain(name)}: {kind}", "meta": {"c": f"run{place % 6}" if len(runs) > 1 else kind},
+                        "marker": {"symbol": symbol}, "x": [float(f"{v:.5g}") for v in of["intensity"]], "y": [float(f"{v:.5g}") for v in of["tflops"]],
+                        "customdata": [["round", place, number] for number in of["round"]],
+                        "hovertemplate": "round %{customdata[2]}: %{x:.4~g} FLOP/byte, %{y:.4~g} TFLOP/s<extra></extra>",
+                    }
+                )  # fmt: skip
+    if not data:
+        return None
+    if ceilings is not None:
+        flops, bandwidth = ceilings
+        ridge = flops / bandwidth
+        xs = [left / 1.5, *([ridge] if left / 1.5 < ridge < right * 1.5 else []), right * 1.5]
+        data.append(
+            {
+                "type": "scatter", "mode": "lines", "name": f"measured ceilings: {flops / 1e12:,.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s",
+                "x": xs, "y": [min(flops, x * bandwidth) / 1e12 for x in xs], "line": {"width": 1.5}, "meta": {"c": "used"}, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+    return {
+        "data": data,
+        "layout": {
+            "height": 380,
+            "xaxis": {"title": {"text": "FLOP per byte"}, "type": "log"},
+            "yaxis": {"title": {"text": "TFLOP/s"}, "type": "log"},
+        },
+        "note": "; ".join(notes) or None,
+    }

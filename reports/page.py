@@ -1,65 +1,44 @@
-"""One offline HTML page about one or more runs: figures, tables, round table with reasons, formulas, manifest.
+"""One offline HTML page about one or more runs of a trace: what the scheduler did, why, and what it cost.
 
 Reads run folders only. Texts from a trace pass through autoescaping, embedded JSON through `script_json`, and reach the
-page's script as text nodes only, so none of them can become markup. plotly.js is inlined once; nothing is fetched.
+page's script as text nodes only, so none of them can become markup. plotly.js is inlined once, deflated; nothing is fetched.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from reports import figures, glossary, metrics
-from reports.blockmap import BlockMap, block_map
+from reports import glossary
 from reports.checks import Check, checks, checks_across
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
-from reports.rounds import RoundText, round_texts
+from reports.page_data import DETAILS, Detail, embed
+from reports.page_pair import deltas, differing_settings, refuse_other_traces
+from reports.page_view import RunView, make_view, trace_name
 from reports.run import Run, open_runs
 from reports.summary import DEFAULT_METRICS, Summary, summarize
-from reports.terminal import MARKS, column_names, number
+from reports.terminal import MARKS, METRIC_NAMES, column_names, number, share
 from reports.verdict import cards, lines, sentences
 from traces.errors import BenchctlError
 
 MAX_BYTES = 10_000_000
-MAX_ROWS = 2_000  # of a round table, all runs together
-MAX_REQUEST_ROWS = 300
-LONGEST_TEXT = 120  # of an id or a cell
-LONGEST_MANIFEST = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """One run as the template draws it."""
-
-    name: str
-    index: int  # among the runs of the page
-    place: int  # of its colour
-    facts: list[tuple[str, str]]
-    rounds: list[RoundText]
-    rounds_note: str | None
-    requests: list[tuple[str, ...]]
-    requests_note: str | None
-    blocks: BlockMap | None
-    stops: list[tuple[str, str, str, int, float]]  # loop, reason, meaning, rounds, share of the largest
-    differs: list[tuple[str, str]]  # setting, how it differs from the real system's default
-    command: str
-    manifest: str
+SCRIPTS = ("data", "words", "view", "canvas", "rounds", "why", "blocks", "requests", "figures", "main")
 
 
 def write_report(run_paths: Sequence[str | Path], out_path: str | Path) -> Path:
     """Write the page about all runs found at `run_paths` to `out_path`, and return it.
 
-    Raises BenchctlError where a path holds no run, or the page cannot be written.
+    Raises BenchctlError where a path holds no run, runs replayed different traces, or the page cannot be written.
     """
     out = Path(out_path)
     page = render(open_runs(run_paths))
@@ -75,31 +54,42 @@ def write_report(run_paths: Sequence[str | Path], out_path: str | Path) -> Path:
     return out
 
 
-def render(runs: Sequence[Run], lead: str = "") -> str:
-    """The page as text, at most MAX_BYTES: tables and timelines are cut shorter where several large runs share it.
+def render(runs: Sequence[Run], first_section: str = "") -> str:
+    """The page as text, at most MAX_BYTES: where several large runs share it, less of each is embedded, and it says so.
 
-    `lead`: HTML, escaped already, of a section that stands before the summary (a comparison).
+    `first_section`: the inside of a section to stand before the others, as HTML that its maker has escaped.
     """
     if not runs:
         raise BenchctlError("there is no run to report on", fix="give one or more run folders")
     names = column_names([{"name": run.name, "path": str(run.path)} for run in runs])
-    rows = MAX_ROWS
-    while True:
-        page = _render(runs, names, rows, lead)
-        if len(page.encode()) <= MAX_BYTES or rows < 50:
-            return page
-        rows //= 3
-
-
-def _render(runs: Sequence[Run], names: Sequence[str], rows: int, lead: str) -> str:
+    refuse_other_traces(runs, names)
     summaries = [summarize(run) for run in runs]
-    per_run = max(rows // len(runs), 20)
     views = [
-        _view(run, name, place, summary, per_run)
+        make_view(run, name, place, summary)
         for place, (run, name, summary) in enumerate(zip(runs, names, summaries, strict=True))
     ]
-    drawn = _figures(runs, names, views, rows)
-    found = [_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names)
+    figures = _figures(runs, names, summaries, views)
+    for detail in DETAILS:
+        packed = [embed(run, detail) for run in runs]
+        page = _page(runs, names, summaries, views, figures, packed, detail, first_section)
+        if len(page.encode()) <= MAX_BYTES:
+            return page
+    raise BenchctlError(
+        f"{len(runs)} runs of {sum(run.read('rounds').height for run in runs):,} rounds do not fit one page of {MAX_BYTES / 1e6:.0f} MB",
+        fix="report on fewer runs at a time",
+    )
+
+
+def _page(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    summaries: Sequence[Summary],
+    views: Sequence[RunView],
+    figures: dict[str, dict[str, Any]],
+    packed: Sequence[str],
+    detail: Detail,
+    first_section: str,
+) -> str:
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
@@ -107,19 +97,28 @@ def _render(runs: Sequence[Run], names: Sequence[str], rows: int, lead: str) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"number": number, "share": share, "ms": lambda seconds: number(seconds * 1000)}
+    several = len(runs) > 1
+    meta = {"figures": figures, "stops": glossary.STOPS, "reasons": glossary.REASONS}
     return environment.get_template("page.html").render(
-        title=f"{_trace_name(runs[0])}: {' and '.join(names)}",
-        trace=_trace_name(runs[0]),
-        lead=Markup(lead),
+        title=f"{trace_name(runs[0])}: {' and '.join(names)}",
+        trace=trace_name(runs[0]),
         names=names,
         views=views,
+        packed=[Markup(text) for text in packed],
+        detail_notes=detail.notes,
+        first_section=Markup(first_section),
         verdict=sentences(summaries, names),
         cards=cards(summaries),
         lines=lines(summaries),
-        checks=found,
-        figures={name: {"note": figure["note"]} for name, figure in drawn.items()},
-        figure_json=script_json(drawn),
-        metrics=[metric for metric in DEFAULT_METRICS if f"ecdf-{metric}" in drawn],
+        deltas=deltas(summaries) if several else [],
+        settings=differing_settings(runs),
+        checks=[_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names),
+        axis="time" if several and runs[0].clock != "rounds" else "round",
+        figures={name: {"note": figure["note"]} for name, figure in figures.items()},
+        meta=script_json(meta),
+        metrics=[metric for metric in DEFAULT_METRICS if f"ecdf-{metric}" in figures],
+        metric_names=METRIC_NAMES,
         formulas=[(name, *entry) for name, entry in FORMULAS.items()],
         symbols=SYMBOLS,
         percentile_rule=PERCENTILE_RULE,
@@ -131,8 +130,8 @@ def _render(runs: Sequence[Run], names: Sequence[str], rows: int, lead: str) -> 
         },
         columns=glossary.columns(),
         style=Markup(_asset("style.css")),
-        script=Markup(_asset("page.js")),
-        plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
+        script=Markup("\n".join(_asset(f"{name}.js") for name in SCRIPTS)),
+        plotly=Markup(_plotly()),
     )
 
 
@@ -142,18 +141,15 @@ def script_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
+@lru_cache(1)
+def _plotly() -> str:
+    """plotly.js, deflated and as base64: 1.9 MB in place of 4.8, and no text in it can end a script element."""
+    return base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode("ascii")
+
+
+@lru_cache
 def _asset(name: str) -> str:
-    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
-
-
-def _trace_name(run: Run) -> str:
-    trace = run.manifest.get("trace")
-    name = trace.get("name") or trace.get("path") if isinstance(trace, dict) else trace
-    return shortened(str(name or run.path.parent.name))
-
-
-def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
 
 
 def _run_checks(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, str]]:
@@ -177,116 +173,30 @@ def _finding(check: Check, about: str) -> dict[str, str]:
     }
 
 
-def _view(run: Run, name: str, place: int, summary: Summary, rows: int) -> RunView:
-    total = run.read("rounds").height
-    numbers = run.read("rounds")["round"].to_list()[:rows]
-    texts = list(islice(round_texts(run, numbers[-1]), rows)) if numbers else []
-    requests, requests_note = _requests(run)
-    manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
-    command, differs = run.manifest.get("command"), run.manifest.get("policy_differs")
-    return RunView(
-        name=name,
-        index=place,
-        place=place % 6,
-        facts=_facts(run, summary),
-        rounds=texts,
-        rounds_note=None
-        if total <= rows
-        else f"The first {len(texts):,} of {total:,} rounds are listed; all of them are in the run folder's tables.",
-        requests=requests,
-        requests_note=requests_note,
-        blocks=block_map(run),
-        stops=_stops(summary),
-        differs=[(str(key), str(value)) for key, value in differs.items()] if isinstance(differs, dict) else [],
-        command=" ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
-        manifest=manifest
-        if len(manifest) <= LONGEST_MANIFEST
-        else manifest[:LONGEST_MANIFEST] + "\n… cut here; the whole stands in manifest.json",
-    )
-
-
-def _facts(run: Run, summary: Summary) -> list[tuple[str, str]]:
-    identity = summary["benchctl"]["run"]
-    model = run.manifest.get("model")
-    model = model.get("name") if isinstance(model, dict) else model
-    facts = [
-        ("policy", identity["policy"] or run.scheduler),
-        ("engine", " · ".join(str(part) for part in (run.engine, model) if part)),
-        ("device", _device(run)),
-        ("clock", run.clock),
-        ("KV pool", f"{number(run.usable_blocks)} blocks of {number(run.block_size)} tokens"),
-        ("budget", f"{number(run.token_budget)} tokens, {number(run.max_num_seqs)} sequences"),
-        ("status", run.status),
-    ]
-    return [(label, shortened(str(value))) for label, value in facts if value not in (None, "")]
-
-
-def _device(run: Run) -> str | None:
-    hardware = run.manifest.get("hardware")
-    if not isinstance(hardware, dict) or run.engine in ("null", "simulated"):
-        return None
-    gpu = hardware.get("gpu")
-    on_gpu = str(run.manifest.get("device") or run.setting("device") or "cuda").startswith("cuda")
-    if isinstance(gpu, dict) and on_gpu:
-        return str(gpu.get("name"))
-    return (
-        " · ".join(
-            str(part)
-            for part in (hardware.get("cpu"), f"{hardware['cores']} cores" if hardware.get("cores") else None)
-            if part
-        )
-        or None
-    )
-
-
-def _stops(summary: Summary) -> list[tuple[str, str, str, int, float]]:
-    stops = summary["benchctl"]["stops"]
-    most = max((count for counts in stops.values() for count in counts.values()), default=1)
-    return [
-        (loop, reason, glossary.STOPS.get(reason, ""), count, count / most)
-        for loop, counts in stops.items()
-        for reason, count in counts.items()
-    ]
-
-
-def _requests(run: Run) -> tuple[list[tuple[str, ...]], str | None]:
-    """Rows of the table behind the timeline: the requests in order of arrival, the first MAX_REQUEST_ROWS of them."""
-    frame = (
-        run.scan("requests")
-        .with_columns(expression().alias(name) for name, expression in metrics.PER_REQUEST.items())
-        .sort("arrival_s", "request")
-    )
-    total = frame.select(pl.len()).collect().item()
-    out = []
-    for row in frame.head(MAX_REQUEST_ROWS).collect().iter_rows(named=True):
-        times = tuple(
-            number(None if row[key] is None else row[key] * 1000)
-            for key in ("ttft", "e2el", "queue", "prefill", "decode", "stalled", "preempted")
-        )
-        status = row["status"] if row["reason"] in (None, "max_tokens") else f"{row['status']}: {row['reason']}"
-        counts = tuple(
-            number(row[key])
-            for key in ("prompt_tokens", "emitted_tokens", "cached_tokens", "recomputed_tokens", "preemptions")
-        )
-        out.append(
-            (str(row["request"]), shortened(row["id"] or "", 60), status, number(row["arrival_s"], 3), *counts, *times)
-        )
-    note = None if total <= MAX_REQUEST_ROWS else f"The first {MAX_REQUEST_ROWS} of {total:,} requests by arrival."
-    return out, note
-
-
 def _figures(
-    runs: Sequence[Run], names: Sequence[str], views: Sequence[RunView], rows: int
+    runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary], views: Sequence[RunView]
 ) -> dict[str, dict[str, Any]]:
-    """Every figure of the page by the id of its place. `rows` shrinks where the page would grow too large."""
-    share = min(1.0, 2 / len(runs)) * min(1.0, rows / MAX_ROWS)
-    drawn: dict[str, Any] = {}
-    for place, run in enumerate(runs):
-        drawn[f"rounds-{place}"] = figures.rounds_figure(run, max(int(figures.MAX_POINTS * share), 200))
-        drawn[f"timeline-{place}"] = figures.timeline_figure(run, max(int(figures.MAX_GANTT * share), 20))
-        blocks = views[place].blocks
-        drawn[f"blocks-{place}"] = blocks.heatmap if blocks else None
-    drawn["cache"] = figures.cache_figure(runs, names)
+    """Every Plotly figure of the page by the id of its place."""
+    from reports import figures, metrics
+    from reports.roofline import ceilings_of
+
+    drawn: dict[str, Any] = {
+        "cache": figures.cache_figure(runs, names),
+        "split": figures.split_figure(summaries, names),
+    }
     for metric in DEFAULT_METRICS:
         drawn[f"ecdf-{metric}"] = figures.ecdf_figure(runs, names, metric)
+    drawn["itl-time"] = figures.itl_figure([metrics.itl(run).collect() for run in runs], names)
+    roof = ceilings_of(runs[0])
+    drawn["roofline"] = figures.roofline_figure(runs, names, (roof.flops_per_s, roof.bytes_per_s) if roof else None)
+    for view in views:
+        if view.pool is not None:
+            owners, ages = view.pool
+            usable = runs[view.index].usable_blocks or 0
+            drawn[f"pool-owners-{view.index}"] = figures.pool_figure(
+                owners, {"decoding": "decode", "prefilling": "prefill", "shared": "shared", "reusable": "cached", "free": "free"}, usable
+            )  # fmt: skip
+            drawn[f"pool-ages-{view.index}"] = figures.pool_figure(
+                ages, dict(zip(ages.columns[2:], ("age0", "age1", "age2", "age3"), strict=True)), usable
+            )
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,14 +16,15 @@ import pytest
 
 from engines.interface import SchedulerConfig
 from reports import figures, records
-from reports.blockmap import block_map
+from reports.blockmap import block_grid
 from reports.page import MAX_BYTES, render, script_json, write_report
+from reports.page_pack import unpack
 from reports.run import open_run
 from tests.fake_run import record_golden, record_run, request_of
 from traces.errors import BenchctlError
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><script>alert(1)</script>"
+HOSTILE_IDS = (HOSTILE, "<b>x", "&lt;i", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }}", "<!--")
 
 
 class Page(HTMLParser):
@@ -55,7 +55,11 @@ class Page(HTMLParser):
 
     @property
     def figures(self) -> dict[str, Any]:
-        return json.loads(self.scripts[0])
+        return json.loads(self.scripts[0])["figures"]
+
+
+def page_words(text: str) -> str:
+    return " ".join(" ".join(Page(text).text).split())
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,7 @@ def page(pair: Path) -> Page:
 
 
 def test_the_page_is_one_offline_file(page: Page) -> None:
-    assert len(page.scripts) == 3
+    assert len(page.scripts) == 5  # figures, two runs, plotly, the page's own
     for tag, attrs in page.tags:
         assert tag not in ("link", "iframe", "img", "object", "embed", "base"), (tag, attrs)
         for name in ("src", "href", "action", "data"):
@@ -88,101 +92,102 @@ def test_every_section_stands_with_its_words(page: Page) -> None:
     text = " ".join(" ".join(page.text).split())
     assert "nano finished 5 of 5 requests in 24.00 s, 2.38 output tokens/s" in text
     assert "ITL p95 is 3.0 times lower under vllm: 1,000 ms against 3,000" in text
-    assert "R3 crosses a block edge with none free → R5, the newest, is preempted for it" in text
     assert "Times are ticks, not measurements" in text
     assert "(t_n − t_1) / (n − 1); null where n = 1" in text
     assert '"policy": "nano-vllm bb823b3"' in text and "benchctl replay a-test" in text
     ids = {attrs.get("id") for _, attrs in page.tags}
-    assert {"summary", "rounds", "why", "blocks", "latency", "requests", "reference"} <= ids
+    assert {"summary", "rounds", "why", "blocks", "requests", "latency", "cache-section", "reference"} <= ids
 
 
-def test_every_figure_has_a_table(page: Page) -> None:
+def test_every_figure_has_its_place_and_a_table(page: Page) -> None:
     drawn = {attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "plot"}
-    assert drawn == set(page.figures) and len(drawn) == 9
+    assert (
+        drawn
+        == set(page.figures)
+        == {"cache", "split", "itl-time", *(f"ecdf-{m}" for m in ("ttft", "tpot", "itl", "e2el"))}
+    )
     tables = {attrs["data-figure"] for tag, attrs in page.tags if tag == "details" and attrs.get("class") == "data"}
-    timelines = {name for name in drawn if (name or "").startswith("timeline-")}  # their table is that of the requests
-    assert tables | timelines == drawn
+    assert tables == drawn
 
 
-def test_figures_hold_the_recorded_rounds_exactly(page: Page, pair: Path) -> None:
-    rounds = open_run(pair / "nano").read("rounds")
-    figure = page.figures["rounds-0"]
-    series = {trace["name"]: trace["y"] for trace in figure["data"]}
-    assert figure["by_round"] == rounds["round"].to_list() and figure["by_time"] == rounds["t_end_s"].to_list()
-    for name, column in {
-        "decode": "decode_tokens",
-        "prefill": "prefill_tokens",
-        "cached": "cached_tokens",
-        "running": "running",
-        "waiting": "waiting",
-    }.items():
-        assert series[name] == rounds[column].to_list(), name
-    assert series["used"] == (11 - rounds["free_blocks_end"]).to_list()
-    assert series["free, cached"] == rounds["cached_free_blocks"].to_list()
-    assert [sum(parts) for parts in zip(series["used"], series["free, cached"], series["free"], strict=True)] == [
-        11
-    ] * 24
+def test_headings_go_down_one_level_at_a_time_and_every_link_leads_somewhere(page: Page) -> None:
+    level, ids = 1, {attrs.get("id") for _, attrs in page.tags}
+    for tag, attrs in page.tags:
+        if tag in ("h1", "h2", "h3", "h4"):
+            assert int(tag[1]) <= level + 1, (tag, attrs)
+            level = int(tag[1])
+        if tag == "a":
+            assert (attrs["href"] or "")[1:] in ids, attrs
+        if tag == "canvas" or attrs.get("role") in ("img", "group", "region", "table"):
+            assert attrs.get("aria-label"), (tag, attrs)
 
 
-def test_the_timeline_shows_r5_s_preemption_and_the_stalls_it_caused(pair: Path) -> None:
-    spans, shown, total = figures.timeline(open_run(pair / "nano"))
-    assert (shown, total) == ([0, 1, 2, 3, 4], 5)
-    of = {(r, p): (b, e) for r, p, b, e in spans.filter(pl.col("phase").is_in(["preempted", "queued"])).iter_rows()}
-    assert of[4, "preempted"] == (5.0, 9.0)  # round 6 takes its block, round 10 gives it one again
-    assert of[3, "queued"] == (0.0, 1.0)
-    stalled = spans.filter((pl.col("phase") == "stalled") & (pl.col("request") == 0)).select("begin_s", "end_s").rows()
-    assert stalled == [(1.0, 3.0), (4.0, 5.0), (9.0, 10.0)]  # rounds 2 and 3, 5, 10 prefill others
+def test_the_embedded_run_holds_every_recorded_round(page: Page, pair: Path) -> None:
+    for script, folder in zip(page.scripts[1:3], ("nano", "vllm"), strict=True):
+        header, tables = unpack(script)
+        rounds = open_run(pair / folder).read("rounds")
+        assert tables["rounds"]["round"] == rounds["round"].to_list()
+        for column in ("prefill_tokens", "decode_tokens", "cached_tokens", "free_blocks_end", "waiting", "running"):
+            assert tables["rounds"][column] == rounds[column].to_list(), column
+        words = header["words"]["stop_waiting"]
+        assert [words[code] for code in tables["rounds"]["stop_waiting"]] == rounds["stop_waiting"].to_list()
 
 
-def test_the_block_map_is_the_article_s(pair: Path) -> None:
-    found = block_map(open_run(pair / "nano"))
-    assert found is not None and found.grid is not None
-    columns = {round: [row[i].label for row in found.grid] for i, round in enumerate(found.rounds)}
+def test_settings_that_differ_are_listed_and_the_better_run_named(page: Page) -> None:
+    text = " ".join(" ".join(page.text).split())
+    assert re.search(r"The runs differ in \d settings", text) and "scheduler nano vllm" in text
+    assert "policy nano-vllm bb823b3 vllm 0.33.0, synchronous" in text
+    assert re.search(r"ITL p95, ms 3,000 1,000 × 0.33 vllm lower is better", text)
+    assert re.search(r"rounds 24 \d+ \S+ neither", text)
+
+
+def test_runs_of_different_traces_are_refused(tmp_path: Path, pair: Path) -> None:
+    other = record_golden(
+        tmp_path / "vllm", "vllm", "worked_example", manifest={"trace": {"name": "other", "sha256": "ab" * 32}}
+    )
+    with pytest.raises(
+        BenchctlError, match="the runs replayed different traces: nano: a-test .*, vllm: other .sha256 abababababab"
+    ):
+        write_report([pair / "nano", other], tmp_path / "r.html")
+
+
+def test_the_block_grid_is_the_article_s(pair: Path) -> None:
+    found = block_grid(open_run(pair / "nano"))
+    assert found is not None
+    columns = {round: [row[i].label for row in found.rows] for i, round in enumerate(found.rounds)}
     free = ""
     assert columns[1] == ["R1.0", "R1.1", "R2.0", "R2.1", "R3.0", free, free, free, free, free, free]
     assert columns[2] == ["R1.0", "R1.1", "R2.0", "R2.1", "R3.0", "R4.0", "R4.1", "R4.2", "R4.3", "R4.4", free]
     assert columns[5][10] == "R5.0" and columns[6][10] == "R3.1" == columns[7][10]
     cached = {
-        round: [block for block, row in zip(found.blocks, found.grid, strict=True) if row[i].cached]
+        round: [block for block, row in zip(found.blocks, found.rows, strict=True) if row[i].cached]
         for i, round in enumerate(found.rounds)
     }
     assert cached[1] == [0, 2] and cached[2] == [0, 2, 5, 6, 7, 8] and cached[4] == [0, 2, 4, 5, 6, 7, 8]
 
 
-def test_a_longer_run_s_map_is_a_heat_map_with_the_same_owners(tmp_path: Path) -> None:
-    run = open_run(record_golden(tmp_path / "vllm", "vllm", "stress_fcfs_a"))
-    found = block_map(run)
-    assert found is not None and found.heatmap is not None and found.blocks == list(range(1, 49))
-    trace = found.heatmap["data"][0]
-    owned = [sum(row[i] is not None for row in trace["customdata"]) for i in range(len(found.rounds))]
-    assert owned == (48 - run.read("rounds")["free_blocks_end"]).to_list()
-    cached_free = [sum(row[i] == -1 for row in trace["z"]) for i in range(len(found.rounds))]
-    assert cached_free == run.read("rounds")["cached_free_blocks"].to_list()
+def test_large_pools_long_runs_and_summaries_have_no_grid(tmp_path: Path) -> None:
+    assert block_grid(open_run(record_golden(tmp_path / "big", "nano", "stress_b16_light"))) is None
+    assert block_grid(open_run(record_golden(tmp_path / "long", "vllm", "stress_fcfs_a"))) is None
+    summary = record_golden(tmp_path / "summary", "nano", "article_rounds", manifest={"records": "summary"})
+    assert block_grid(open_run(summary)) is None
 
 
-def test_every_run_of_many_keeps_its_own_map(tmp_path: Path) -> None:
-    path = record_golden(tmp_path / "a", "vllm", "stress_fcfs_a")
-    folders = [path] + [Path(shutil.copytree(path, tmp_path / name)) for name in "bcdefgh"]
-    page = Page(write_report(folders, tmp_path / "r.html").read_text())
-    places = [attrs["id"] for tag, attrs in page.tags if (attrs.get("id") or "").startswith("blocks-")]
-    assert places == [f"blocks-{i}" for i in range(8)] and set(places) <= set(page.figures)
-
-
-def test_large_pools_and_summary_runs_have_no_map(tmp_path: Path) -> None:
-    assert block_map(open_run(record_golden(tmp_path / "big", "nano", "stress_b16_light"))) is None
-    assert (
-        block_map(
-            open_run(record_golden(tmp_path / "summary", "nano", "article_rounds", manifest={"records": "summary"}))
-        )
-        is None
-    )
+def test_a_summary_run_still_has_its_page(tmp_path: Path) -> None:
+    path = record_golden(tmp_path / "run", "nano", "article_rounds", manifest={"records": "summary"})
+    for table in ("batches", "decisions", "blocks", "tokens"):
+        for file in path.glob(f"{table}-*.parquet"):
+            file.unlink()
+    page = Page(write_report([path], tmp_path / "r.html").read_text())
+    header, tables = unpack(page.scripts[1])
+    assert header["facts"]["batches"] is False and set(tables) == {"rounds", "requests"}
+    assert len(tables["rounds"]["round"]) == 24
 
 
 def hostile_run(path: Path) -> Path:
     """Ids, a trace name and a command that would be script if any of them were read as HTML."""
     config = SchedulerConfig(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
-    names = [HOSTILE, "<b>x", "&lt;i", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }}", "<!--"]
-    arrivals = [(1 + i, request_of(i, name, 5, 2)) for i, name in enumerate(names)]
+    arrivals = [(1 + i, request_of(i, name, 5, 2)) for i, name in enumerate(HOSTILE_IDS)]
     manifest = {
         "trace": {"name": HOSTILE},
         "command": ["benchctl", HOSTILE],
@@ -198,22 +203,20 @@ def test_nothing_from_a_trace_is_read_as_html_or_script(tmp_path: Path) -> None:
     text = write_report([path], tmp_path / "r.html").read_text()
     page = Page(text)
     assert HOSTILE not in text and "<img" not in text and "<!--" not in text.replace(text[text.index("<script>") :], "")
-    assert len(page.scripts) == 3 and page.figures
+    assert len(page.scripts) == 4 and page.figures
     assert {tag for tag, _ in page.tags} <= {
         "html", "head", "meta", "title", "style", "body", "a", "header", "div", "span", "nav", "button", "main", "section", "p", "h1", "h2", "h3",
         "dl", "dt", "dd", "ul", "li", "strong", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "figure", "figcaption", "fieldset",
-        "legend", "label", "input", "select", "option", "code", "pre", "script", "b",
+        "legend", "label", "input", "select", "option", "code", "pre", "script", "b", "noscript", "article", "h4", "i", "ol",
     }  # fmt: skip
     assert sum(tag == "b" for tag, _ in page.tags) == text.count("<b>")
     assert any(HOSTILE in part for part in page.text)  # it is shown, as text
-    assert "{{ 7 * 7 }}" in " ".join(page.text)
+    assert unpack(page.scripts[1])[0]["ids"] == list(HOSTILE_IDS)
 
 
 def test_labels_in_figures_are_escaped_for_plotly_s_own_markup(tmp_path: Path) -> None:
     config = SchedulerConfig(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
     run = open_run(record_run(tmp_path / "<b>run", "nano", config, [(1, request_of(0, "<b>x", 5, 2))]))
-    timeline = figures.timeline_figure(run)
-    assert timeline is not None and timeline["layout"]["yaxis"]["ticktext"] == ["&lt;b&gt;x"]
     ecdf = figures.ecdf_figure([run], ["<b>run"], "ttft")
     assert ecdf is not None and ecdf["data"][0]["name"] == "&lt;b&gt;run, n 1"
 
@@ -297,35 +300,33 @@ def big_run(path: Path, rounds: int, seqs: int) -> Path:
     return path
 
 
-def test_a_long_run_stays_small_and_says_what_is_thinned(tmp_path: Path) -> None:
+def test_a_long_run_stays_small_and_whole(tmp_path: Path) -> None:
     path = big_run(tmp_path / "vllm", 20_000, 16)
     run = open_run(path)
     began = time.perf_counter()
     text = render([run])
     took = time.perf_counter() - began
-    assert len(text.encode()) <= 7_000_000 and took < 20, (len(text), took)
-    page = Page(text)
-    words = " ".join(" ".join(page.text).split())
-    assert "The first 2,000 of 20,000 rounds are listed" in words
-    assert re.search(
-        r"[\d,]+ of 20,000 rounds are drawn: of every \d+ those with the least and the most of each series", words
-    )
-    assert "250 of 16,000 requests are drawn" in words
-    drawn, rounds = page.figures["rounds-0"], run.read("rounds")
-    assert len(drawn["by_round"]) < 4_000
-    series = {trace["name"]: trace["y"] for trace in drawn["data"]}
-    for name, column in (("prefill", "prefill_tokens"), ("cached", "cached_tokens"), ("waiting", "waiting")):
-        assert max(series[name]) == rounds[column].max() and min(series[name]) == rounds[column].min(), name
-        at = dict(zip(rounds["round"], rounds[column], strict=True))
-        assert series[name] == [at[number] for number in drawn["by_round"]], name
+    assert len(text.encode()) <= 3_800_000 and took < 20, (len(text), took)
+    header, tables = unpack(Page(text).scripts[1])
+    assert len(tables["rounds"]["round"]) == 20_000 and header["facts"]["batches"]
+    assert tables["rounds"]["waiting"] == run.read("rounds")["waiting"].to_list()
 
 
-def test_many_runs_share_one_page_within_the_limit(tmp_path: Path) -> None:
-    path = big_run(tmp_path / "a", 3_000, 4)
-    folders = [path] + [Path(shutil.copytree(path, tmp_path / name)) for name in "bcdefgh"]
-    text = write_report(folders, tmp_path / "r.html").read_text()
-    assert len(text.encode()) <= MAX_BYTES
-    assert len({attrs.get("id") for tag, attrs in Page(text).tags if attrs.get("class") == "plot"}) == 8 * 2 + 1 + 4
+def test_many_runs_share_a_page_that_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = record_golden(tmp_path / "a", "vllm", "stress_fcfs_a")
+    folders = [path] + [Path(shutil.copytree(path, tmp_path / name)) for name in "bc"]
+    runs = [open_run(folder) for folder in folders]
+    whole = render(runs)
+    assert MAX_BYTES == 10_000_000 and "left out to keep" not in page_words(whole)
+    most = "block events, host times of each round, batches and decisions of each round"
+    for less, what in ((1, "block events"), (16_000, most)):
+        monkeypatch.setattr("reports.page.MAX_BYTES", len(whole.encode()) - less)
+        smaller = render(runs)
+        assert len(smaller.encode()) <= len(whole.encode()) - less
+        assert f"left out to keep the page small: {what} (in the run" in page_words(smaller)
+    monkeypatch.setattr("reports.page.MAX_BYTES", 100_000)
+    with pytest.raises(BenchctlError, match=r"3 runs of [\d,]+ rounds do not fit one page"):
+        render(runs)
 
 
 def test_thinning_keeps_short_frames_and_every_extreme() -> None:
@@ -357,33 +358,3 @@ def test_where_there_is_nothing_to_report_or_to_write_the_error_says_so(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(BenchctlError, match="cannot be written"):
         write_report([pair], tmp_path / "file" / "r.html")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_browser_draws_every_figure_without_an_error(tmp_path: Path, theme: str) -> None:
-    hostile_run(tmp_path / "nano")
-    out = write_report([tmp_path / "nano"], tmp_path / "r.html")
-    command = [
-        str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--enable-logging=stderr",
-    ]
-    command += [
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1200,9000",
-        "--virtual-time-budget=10000",
-        "--dump-dom",
-        f"{out.as_uri()}?theme={theme}",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    dom = Page(done.stdout)
-    boxes = [attrs for _, attrs in dom.tags if "plot" in (attrs.get("class") or "").split()]
-    assert boxes and all("js-plotly-plot" in (attrs.get("class") or "") for attrs in boxes), boxes
-    assert next(attrs["data-theme"] for tag, attrs in dom.tags if tag == "html") == theme
-    assert not any(tag == "img" for tag, _ in dom.tags)
-    assert " of 8 rounds" in " ".join(" ".join(dom.text).split())

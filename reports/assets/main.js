@@ -1,0 +1,45 @@
+"use strict";
+// Opens the embedded runs and starts every part of the page. `benchctl.ready` resolves when the pictures stand.
+((B) => {
+  B.meta = JSON.parse(B.$("#figures").textContent);
+  B.startTheme();
+  const fail = (error) => {
+    console.error(error);
+    const box = B.$("#trouble");
+    box.hidden = false;
+    box.textContent = `The pictures of this page could not be drawn: ${error.message}. A browser of 2023 or later is needed.`;
+  };
+  const plotly = async () => {
+    const code = new TextDecoder().decode(await B.inflate(B.$("#plotly").textContent.trim()));
+    const script = document.createElement("script");
+    script.textContent = code;
+    document.head.append(script);
+  };
+  const start = async () => {
+    B.runs = await Promise.all(B.$$("script.run-data").map((element, place) => B.load(element, place)));
+    const most = (of) => Math.max(...B.runs.map(of));
+    B.view.whole = { round: [0.5, most((run) => (run.n ? run.round[run.n - 1] : 1)) + 0.5], time: [0, most((run) => run.facts.duration_s) || 1] };
+    B.view.axis = B.$('input[name="axis"]:checked')?.value || "round";
+    if (B.$("#rounds")) {
+      B.startRounds();
+      B.startRequests();
+      B.startBlocks();
+      B.startWhy();
+    }
+    B.resetWindow();
+    B.$$("[data-goto]").forEach((link) => link.addEventListener("click", () => {
+      const [place, round] = link.dataset.goto.split(":").map(Number), run = B.runs[place];
+      B.show(run, run.placeOfRound(round));
+      B.$("#why").scrollIntoView();
+    }));
+    B.$$("[data-request]").forEach((link) => link.addEventListener("click", () => {
+      const [place, request] = link.dataset.request.split(":").map(Number), run = B.runs[place];
+      B.showRequest(run, run.rowOf.get(request));
+    }));
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    performance.mark("first-figure");
+    await plotly();
+    B.startFigures();
+  };
+  B.ready = start().catch(fail);
+})(globalThis.benchctl);

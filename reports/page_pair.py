@@ -1,0 +1,189 @@
+"""Several runs beside each other: which settings differ, and how the main figures do, with a direction.
+
+Made from manifests and summaries; a run that replayed another trace is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.run import Run
+from reports.summary import Summary
+from reports.terminal import METRIC_NAMES, number, share
+from reports.verdict import highest_percentile, latency
+from traces.errors import BenchctlError
+
+SILENT = ("from_run", "num_repeats", "seed", "records")  # of `config`: no figure of a page depends on them
+FACTS = ("policy", "engine", "model", "dtype", "device", "clock", "arrivals", "records", "load", "cache", "benchctl")
+SAME = 0.005  # relative difference below which figures are called equal
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting in which the runs differ. `values` in the order of the runs, text."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One figure of every run. `best`: place of the best run, None where they are equal or neither is better.
+
+    `bars`: each value's share of the largest; `change`: the second against the first, where there are two.
+    """
+
+    label: str
+    unit: str
+    values: tuple[str, ...]
+    bars: tuple[float, ...]
+    change: str
+    best: int | None
+    wanted: str  # lower is better, higher is better, or nothing
+
+
+def refuse_other_traces(runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Raises BenchctlError where the runs did not replay the same trace."""
+    keys = []
+    for run in runs:
+        trace = run.manifest.get("trace")
+        keys.append((trace.get("sha256") or trace.get("name")) if isinstance(trace, dict) else trace)
+    known = {str(key) for key in keys if key is not None}
+    if len(known) > 1:
+        each = ", ".join(f"{name}: {_trace_text(run)}" for run, name in zip(runs, names, strict=True))
+        raise BenchctlError(
+            f"the runs replayed different traces: {each}",
+            fix="report on runs of one trace together, and write a page for each trace",
+        )
+
+
+def _trace_text(run: Run) -> str:
+    trace = run.manifest.get("trace")
+    if not isinstance(trace, dict):
+        return str(trace)
+    return f"{trace.get('name') or trace.get('path') or '?'} (sha256 {str(trace.get('sha256') or '?')[:12]})"
+
+
+def plain(value: Any) -> str:
+    """A setting's value as one would say it."""
+    if value is None or value == "":
+        return "not set"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(plain(part) for part in value) or "none"
+    if isinstance(value, dict):
+        return str(value.get("name") or ", ".join(f"{key} {plain(part)}" for key, part in value.items()) or "none")
+    return str(value)
+
+
+def differing_settings(runs: Sequence[Run]) -> list[Setting]:
+    """Every setting and fact of the manifests in which the runs differ; one that not all policies have is `does not apply`."""
+    if len(runs) < 2:
+        return []
+    out: list[Setting] = []
+
+    def add(name: str, values: Sequence[str]) -> None:
+        if len(set(values)) > 1 and all(setting.name != name for setting in out):
+            out.append(Setting(name, tuple(values)))
+
+    add("scheduler", [run.scheduler for run in runs])
+    for fact in FACTS:
+        add(fact, [plain(run.manifest.get(fact)) for run in runs])
+    usable = [(run.usable_blocks or 0) * (run.block_size or 0) for run in runs]
+    add("usable KV tokens", [plain(tokens) for tokens in usable])
+    hardware = [run.manifest.get("hardware") for run in runs]
+    add("hardware", [_machine(one) for one in hardware])
+    configs = [run.manifest.get("config") for run in runs]
+    settings = [config if isinstance(config, dict) else {} for config in configs]
+    for name in dict.fromkeys(key for config in settings for key in config):
+        if name in SILENT:
+            continue
+        values = [plain(_value(config[name])) if name in config else "does not apply" for config in settings]
+        # What one policy alone has, and leaves at its default, is no difference of the runs but of the policies.
+        if "does not apply" in values and all(
+            _source(config[name]) == "default" for config in settings if name in config
+        ):
+            continue
+        add(name, values)
+    return out
+
+
+def _value(entry: Any) -> Any:
+    return entry["value"] if isinstance(entry, dict) and "value" in entry else entry
+
+
+def _source(entry: Any) -> str:
+    return str(entry.get("source", "")) if isinstance(entry, dict) else ""
+
+
+def _machine(hardware: Any) -> str:
+    if not isinstance(hardware, dict):
+        return "not known"
+    gpu = hardware.get("gpu")
+    parts = (hardware.get("cpu"), hardware.get("cores"), gpu.get("name") if isinstance(gpu, dict) else None)
+    return ", ".join(str(part) for part in parts if part)
+
+
+LOWER, HIGHER, NEITHER = "lower is better", "higher is better", ""
+
+
+def deltas(summaries: Sequence[Summary]) -> list[Delta]:
+    """The figures that decide between runs, at the highest percentile that all of them carry."""
+    ours = [summary["benchctl"] for summary in summaries]
+    out: list[Delta] = []
+
+    def add(label: str, unit: str, values: Sequence[float | int | None], wanted: str, as_share: bool = False) -> None:
+        known = [value for value in values if value is not None]
+        if len(known) < len(values) or not any(known):
+            return
+        most = max(abs(value) for value in known)
+        best = None
+        if wanted and most and max(known) - min(known) > SAME * most:
+            best = known.index(min(known) if wanted == LOWER else max(known))
+        text = tuple(share(value) if as_share else number(value) for value in values)
+        out.append(
+            Delta(
+                label, unit, text, tuple(abs(value) / most for value in known), _change(known, as_share), best, wanted
+            )
+        )
+
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        percents = ["p50", *([high] if (high := highest_percentile(summaries, metric)) not in (None, "p50") else [])]
+        for percent in percents:
+            add(f"{METRIC_NAMES[metric]} {percent}", "ms", [latency(s, metric, str(percent)) for s in summaries], LOWER)
+    for phase in ("queue", "stalled", "preempted"):
+        add(f"{phase} time of a request, mean", "ms", [o["latency"][phase]["mean_ms"] for o in ours], LOWER)
+    add("output throughput", "tokens/s", [s["output_throughput"] for s in summaries], HIGHER)
+    if any(o["slo"] for o in ours):
+        add("goodput", "requests/s", [s["request_goodput"] for s in summaries], HIGHER)
+        add("SLO attainment", "", [o["slo"]["attainment"] if o["slo"] else None for o in ours], HIGHER, as_share=True)
+    add("duration", "s", [s["duration"] for s in summaries], LOWER)
+    add("rounds", "", [o["rounds"]["rounds"]["total"] for o in ours], NEITHER)
+    add("mixed rounds", "", [o["rounds"]["mixed_share"] for o in ours], NEITHER, as_share=True)
+    add("preemptions", "", [o["counters"]["preemptions"] for o in ours], LOWER)
+    add("recomputed tokens", "", [o["counters"]["recomputed_tokens"] for o in ours], LOWER)
+    add("evictions", "blocks", [o["counters"]["evictions"] for o in ours], NEITHER)
+    add("prefix hit rate", "", [o["prefix_cache"]["hit_rate"] for o in ours], HIGHER, as_share=True)
+    add("refused or unfinished", "requests", [s["failed"] for s in summaries], LOWER)
+    return out
+
+
+def _change(values: Sequence[float], as_share: bool) -> str:
+    if len(values) != 2:
+        return ""
+    first, second = values
+    if first == second:
+        return "same"
+    if as_share:
+        return f"{(second - first) * 100:+.1f} points"
+    if not first:
+        return "from 0"
+    ratio = second / first
+    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else f"{ratio - 1:+.1%}"
