@@ -19,10 +19,13 @@ from engines.interface import Int64Array, ScheduledBatch
 from engines.model.load import load_model
 from engines.model.transformer import Model
 from engines.torch_engine.engine import PendingStep, TorchEngine
+from engines.torch_engine.triton_engine import TritonEngine
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Where an engine runs, and by which kernels: plain torch, or Triton's with CUDA graphs or without.
+DEVICES = ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda", "cuda triton", "cuda triton eager"))]
+PLAIN_DEVICES = DEVICES[:2]
 FAMILIES = ["llama", "qwen2", "qwen3"]
 VOCAB = 211
 MAX_LEN = 1024
@@ -121,7 +124,7 @@ class Sequence:
 class PoisonedCache:
     """A block allocator over an engine's cache. Every block is NaN until its tokens are computed, and again once freed."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: TorchEngine | TritonEngine) -> None:
         self.engine = engine
         self.block_size = engine.limits.block_size
         # The last is taken first, so that a table is not an ascending run.
@@ -197,15 +200,15 @@ class PoisonedCache:
         return dict(zip(yielding, handle.logits.cpu(), strict=True))
 
 
-def make_engine(family: str, device: str, *, block_size: int, num_blocks: int = 96, **options: Any) -> TorchEngine:
-    model = load_oracle(family, device)
+def make_engine(
+    family: str, device: str, *, block_size: int, num_blocks: int = 96, **options: Any
+) -> TorchEngine | TritonEngine:
+    where, *how = device.split()
+    model = load_oracle(family, where)
     options.setdefault("return_logits", True)
-    if os.environ.get("BACKEND") == "triton":
-        from engines.torch_engine.triton_engine import TritonEngine
-
-        return TritonEngine(
-            model, num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=2048, max_num_seqs=32, **options
-        )
+    if "triton" in how:
+        limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 32, "enforce_eager": "eager" in how}
+        return TritonEngine(model, num_blocks=num_blocks, block_size=block_size, **limits, **options)
     return TorchEngine(model, num_blocks=num_blocks, block_size=block_size, **options)
 
 

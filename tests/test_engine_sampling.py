@@ -8,9 +8,9 @@ import torch
 
 from engines.torch_engine import sampling
 from engines.torch_engine.sampling import gumbel_noise, row_keys, sample
-from tests.engine_harness import DEVICES, PoisonedCache, Sequence, make_engine, random_ids
+from tests.engine_harness import PLAIN_DEVICES, PoisonedCache, Sequence, make_engine, random_ids
 
-everywhere = pytest.mark.parametrize("device", DEVICES)
+everywhere = pytest.mark.parametrize("device", PLAIN_DEVICES)
 
 
 def draw(logits: torch.Tensor, seed: int = 0, requests: list[int] | None = None, position: int = 10) -> list[int]:

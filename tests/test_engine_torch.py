@@ -18,10 +18,10 @@ from engines.torch_engine.engine import TorchEngine
 from engines.torch_engine.inputs import build_inputs
 from engines.torch_engine.memory import estimate_forward_bytes, kv_bytes_per_token, max_kv_tokens
 from engines.torch_engine.reference_attention import SHORTEST_IN_BUCKET, ReferenceAttention, slots_of_tables
-from tests.engine_harness import DEVICES, VOCAB, PoisonedCache, Sequence, load_oracle, make_engine, random_ids
+from tests.engine_harness import PLAIN_DEVICES, VOCAB, PoisonedCache, Sequence, load_oracle, make_engine, random_ids
 from traces.errors import BenchctlError
 
-everywhere = pytest.mark.parametrize("device", DEVICES)
+everywhere = pytest.mark.parametrize("device", PLAIN_DEVICES)
 
 
 @everywhere

@@ -7,6 +7,8 @@ product · residual and norm. All K and V of a layer are written before its atte
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,8 @@ class FusedForward:
         device, dtype = model.device, model.dtype
         self.group = c.num_heads // c.num_kv_heads
         self.chunk_config = tuning.chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, k_cache.shape[2], dtype)
+        # One for all rounds with chunks, so that no round meets a kernel that is not compiled yet.
+        self.single_config = replace(self._decode_config(512), num_splits=1)
         self.tokens_per_tile = self.chunk_config.block_m // self.group
 
         def buffer(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -159,7 +163,7 @@ class FusedForward:
             tiles = (inputs["table_rows"], self.counting, inputs["positions"], self.ones)
         else:
             # Partial results are kept by row of q; with chunks beside them the rows are too many for that.
-            config = Config(config.block_m, config.block_n, 1, config.num_warps, config.num_stages)
+            config = self.single_config
             splits = 1
             tiles = (inputs["single_row"], inputs["single_query"], inputs["single_pos"], self.ones)
         partial = self.partial[: most_queries * splits * c.num_heads * c.head_dim] if splits > 1 else None

@@ -35,7 +35,10 @@ class Shape:
         return self.chunk_tiles == 0
 
     def columns(self) -> dict[str, int]:
-        """Name -> length in int32, in the order in which they lie."""
+        """Name -> length in int32, in the order in which they lie.
+
+        Each begins at a multiple of 16 bytes, whatever the shape: a kernel is compiled anew for another alignment.
+        """
         columns = {
             "header": HEADER,
             "keys": 2 * self.num_seqs,
@@ -48,7 +51,7 @@ class Shape:
             columns |= dict.fromkeys(("single_row", "single_query", "single_pos"), self.num_seqs)
             columns |= dict.fromkeys(("chunk_row", "chunk_query", "chunk_pos", "chunk_len"), self.chunk_tiles)
         columns |= dict.fromkeys(("update_row", "update_column", "update_block"), self.num_updates)
-        return columns
+        return {name: -(-length // 4) * 4 for name, length in columns.items()}
 
     @property
     def size(self) -> int:

@@ -1,0 +1,53 @@
+"""Writes the workloads of docs/performance.md as traces, so that `benchctl replay` runs them: `python benchmarks/workloads.py DIR`.
+
+offline.jsonl: nano-vLLM's bench (256 requests at once, 142,827 tokens in, 133,966 out).
+arrivals-RATE.jsonl: 400 Poisson arrivals with lognormal lengths (93,866 tokens in, 79,682 out), at 10, 20 and 50 a second.
+Lengths and times are those of the generators; token ids are the trace's own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+
+def offline() -> list[dict[str, object]]:
+    rng = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        length = rng.randint(100, 1024)
+        for _ in range(length):
+            rng.randint(0, 10_000)  # the ids are drawn from the same stream as the lengths
+        prompts.append(length)
+    outputs = [rng.randint(100, 1024) for _ in range(256)]
+    return [{"arrival_s": 0, "input_length": p, "output_length": o} for p, o in zip(prompts, outputs, strict=True)]
+
+
+def arrivals(rate: float) -> list[dict[str, object]]:
+    rng, now, rows = random.Random(1234), 0.0, []
+    for _ in range(400):
+        now += rng.expovariate(1) / rate
+        prompt = max(4, min(2048, round(rng.lognormvariate(4.8, 1.1))))
+        output = max(4, min(1024, round(rng.lognormvariate(4.9, 0.9))))
+        rows.append({"arrival_s": round(now, 6), "input_length": prompt, "output_length": output})
+    return rows
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in [("offline", offline()), *((f"arrivals-{rate}", arrivals(rate)) for rate in (10, 20, 50))]:
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print(
+            name,
+            len(rows),
+            sum(r["input_length"] for r in rows),
+            sum(r["output_length"] for r in rows),
+            rows[-1]["arrival_s"],
+        )
+
+
+if __name__ == "__main__":
+    main()
