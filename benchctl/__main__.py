@@ -1,6 +1,5 @@
-"""`python -m benchctl`."""
+"""`python -m benchctl`: the command line where the console script is not installed."""
 
 from benchctl.cli import main
 
-if __name__ == "__main__":
-    main()
+main()
