@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from traces.arrival_process import ArrivalProcess
 from traces.errors import BenchctlError
 from traces.formats.base import Counts, ImportOptions
+from traces.likeness import shape_like
+from traces.load import Trace, open_trace
+from traces.shapes import SHAPES, Shape
+from traces.synthesis import PrefixGroups, PrefixTree, SynthOptions, with_arrivals
+from traces.transform import SliceOptions, factor_for_rate
+
+Kind = Shape | PrefixGroups | PrefixTree
 
 CHOICES = {
     "failed": ("skip", "keep-as-1", "error"),
@@ -113,3 +122,99 @@ def token_counter(folder: Path) -> Counts:
             f"no tokenizer in {folder}: {reason:.120}", where="--tokenizer", fix="check the folder"
         ) from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def slice_options(**given: Any) -> SliceOptions:
+    """The fields of SliceOptions. Raises BenchctlError."""
+    share = given["keep_share"]
+    if share is not None and not 0 < share <= 1:
+        raise BenchctlError(f"--keep is {share}", fix="a share of the sessions, such as 0.1")
+    start, end = given["start_s"], given["end_s"]
+    if start is not None and end is not None and end <= start:
+        raise BenchctlError(f"--end {end:g} is not after --start {start:g}", fix="give a later end")
+    if given["max_model_len"] is not None and given["max_model_len"] < 2:
+        raise BenchctlError(f"--max-model-len is {given['max_model_len']}", fix="give 2 or more")
+    return SliceOptions(**given)
+
+
+def scale_factor(trace: Trace, time_scale: float | None, speedup: float | None, rate: float | None) -> float:
+    """One of the three, as a factor on gaps. Raises BenchctlError."""
+    flags = {"--time-scale": time_scale, "--speedup": speedup, "--rate": rate}
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if len(given) != 1:
+        raise BenchctlError(f"{' and '.join(given) or 'no scale'} given", fix="one of --time-scale, --speedup, --rate")
+    flag, value = given.popitem()
+    positive(flag, value)
+    if flag == "--rate":
+        return factor_for_rate(trace, value)
+    return value if flag == "--time-scale" else 1 / value
+
+
+def synth_plan(**given: Any) -> tuple[Kind, ArrivalProcess, SynthOptions]:
+    """From the parameters of `trace synth`: what to make, when it arrives, how much. Raises BenchctlError."""
+    for name in ("duration", "rate", "burstiness", "period", "on", "input_scale", "output_scale", "think_scale"):
+        positive(f"--{name.replace('_', '-')}", given[name])
+    for name in (
+        "num_requests",
+        "max_context",
+        "num_groups",
+        "per_group",
+        "output_len",
+        "suffix_len",
+        "depth",
+        "branches",
+    ):
+        at_least_one(f"--{name.replace('_', '-')}", given[name])
+    kind, process = _kind_of(given)
+    process = with_arrivals(
+        process, rate=given["rate"], gap=given["gap"], shape=given["burstiness"], course=given["course"], rate_from=given["rate_from"],
+        period_s=given["period"], amplitude=given["amplitude"], on_s=given["on"], off_s=given["off"],
+    )  # fmt: skip
+    if given["burstiness"] is not None and process.gap not in ("gamma", "weibull"):
+        if given["gap"] is not None:
+            raise BenchctlError(f"--burstiness says nothing of {process.gap} gaps", fix="--gap gamma or --gap weibull")
+        process = with_arrivals(process, gap="gamma")
+    all_of_them = kind.num_groups * kind.per_group if isinstance(kind, PrefixGroups) else 1000
+    return kind, process, SynthOptions(
+        num_requests=given["num_requests"] or all_of_them, duration_s=given["duration"], seed=given["seed"], input_scale=given["input_scale"],
+        output_scale=given["output_scale"], think_scale=given["think_scale"], max_context=given["max_context"],
+        priorities=priorities_of(given["priorities"]), name=given["name"],
+    )  # fmt: skip
+
+
+def _kind_of(given: dict[str, Any]) -> tuple[Kind, ArrivalProcess]:
+    name: str = given["shape"]
+    groups = {"prefix-repetition": (10, 100, 256, 256, 128), "generated-shared-prefix": (64, 16, 2048, 128, 256)}
+    if name in groups:
+        defaults = groups[name]
+        asked = [given[key] for key in ("num_groups", "per_group", "prefix_len", "suffix_len", "output_len")]
+        sizes = [default if value is None else value for value, default in zip(asked, defaults, strict=True)]
+        return PrefixGroups(*sizes, range_ratio=given["range_ratio"], zipf=given["zipf"]), ArrivalProcess(1.0)
+    if name == "prefix-tree":
+        tree = PrefixTree()
+        changes = {"depth": given["depth"], "branches": given["branches"], "node_len": given["prefix_len"]}
+        changes |= {"suffix_len": given["suffix_len"], "output_len": given["output_len"], "zipf": given["zipf"]}
+        return replace(tree, **{key: value for key, value in changes.items() if value is not None}), ArrivalProcess(1.0)
+    if name.startswith("like:"):
+        shape = shape_like(open_trace(name.removeprefix("like:")))
+    elif name in SHAPES:
+        shape = SHAPES[name]
+    else:
+        known = ", ".join([*SHAPES, *groups, "prefix-tree", "like:TRACE"])
+        raise BenchctlError(f"no shape named {name!r}", where="trace synth", fix=f"one of {known}")
+    return shape, shape.arrivals
+
+
+def priorities_of(text: str | None) -> tuple[tuple[int, float], ...]:
+    """`0:0.9,10:0.1`. Raises BenchctlError."""
+    out = []
+    for pair in (pair for pair in (text or "").split(",") if pair.strip()):
+        value, _, weight = pair.partition(":")
+        try:
+            entry = int(value), float(weight or 1)
+        except ValueError:
+            entry = 0, -1.0
+        if not 0 < entry[1] < math.inf:
+            raise BenchctlError(f"--priorities has {pair!r}", fix="value:weight, such as 0:0.9,10:0.1")
+        out.append(entry)
+    return tuple(out)

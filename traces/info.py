@@ -266,10 +266,14 @@ def _warnings(info: TraceInfo, context: Floats, max_model_len: int | None) -> li
             )
         )
     for spike in info.spikes:
-        kind = "a cap of the source, probably" if spike["largest"] else "one length stands out"
-        out.append(
-            Warning(f"{kind}: {spike['side']} of {spike['length']} tokens", f"{spike['count']} rows, {100 * spike['share']:.1f} %", "none needed: a fitted curve would miss it")
-        )  # fmt: skip
+        if spike["largest"] or spike["share"] > 0.2:
+            what = f"{spike['side']} of {spike['length']} tokens: a cap of the source, or a fixed length"
+            evidence = (
+                f"{spike['count']} rows, {100 * spike['share']:.1f} %, and none longer"
+                if spike["largest"]
+                else f"{spike['count']} rows"
+            )
+            out.append(Warning(what, evidence, "longer requests may be missing or cut: say so beside results"))
     if max_model_len is not None and len(context):
         prompts = info.series.inputs[~np.isnan(info.series.inputs)] if info.series is not None else context
         over = int((prompts >= max_model_len).sum())

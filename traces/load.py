@@ -28,17 +28,18 @@ __all__ = ["Header", "Trace", "due_round", "open_trace"]
 MAX_SORT_BYTES = 256 << 20  # an unsorted file up to this size is sorted in memory
 
 
-def open_trace(path: str | Path, *, skip_bad: bool = False, strict: bool = False) -> Trace:
+def open_trace(path: str | Path, *, skip_bad: bool = False, strict: bool = False, any_order: bool = False) -> Trace:
     """Check the whole file and return it, ready to be read.
 
     `skip_bad`: rows with a fault are left out and counted instead of stopping at the first one. `strict`: unknown keys
-    are a fault. A bundled trace is found by its name from anywhere. Raises BenchctlError.
+    are a fault. `any_order`: the rows will be read in file order, so one too large to be sorted is no fault. A bundled
+    trace is found by its name from anywhere. Raises BenchctlError.
     """
     file, note = resolve(path)
     stamp = file_stamp(file)
     scan = Scan(file, skip_bad=skip_bad, strict=strict)
     scan.read()
-    return Trace(file, scan, stamp, [note] if note else [])
+    return Trace(file, scan, stamp, [note] if note else [], any_order)
 
 
 def due_round(request: Request, round_seconds: float = 1.0) -> int:
@@ -60,7 +61,9 @@ class Trace:
     `num_sessions` counts distinct `session` values; `span_s` is the last arrival minus the first, 0 without arrivals.
     """
 
-    def __init__(self, path: Path, scan: Scan, stamp: tuple[int, int], notes: list[str]) -> None:
+    def __init__(
+        self, path: Path, scan: Scan, stamp: tuple[int, int], notes: list[str], any_order: bool = False
+    ) -> None:
         self.path = path
         self.header = scan.header
         self.name = scan.header.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
@@ -85,17 +88,27 @@ class Trace:
         self._offsets = np.frombuffer(scan.offsets, dtype=np.int64)  # [num_requests] byte in the unpacked file
         self._carry_parents = scan.carry_parents()
         self._handle: IO[bytes] | None = None
-        if self._descent and not self.any_arrival_round:
+        if self._descent and not self.any_arrival_round and not any_order:
             self._time_order()  # refuse or say so now, before anything runs
 
-    def requests(self, order: Literal["time", "round"] = "time", round_seconds: float = 1.0) -> Iterator[Request]:
+    @property
+    def in_time_order(self) -> bool:
+        """Whether the file's own order is that of `arrival_s`."""
+        return self._descent is None
+
+    def requests(
+        self, order: Literal["time", "round", "file"] = "time", round_seconds: float = 1.0
+    ) -> Iterator[Request]:
         """The requests, read anew from the file.
 
         `order="time"`: by `arrival_s`, ties in file order; a row without one follows the row above it.
         `order="round"`: by (`due_round`, file order), for `--clock rounds`, where a descent of times is no fault.
+        `order="file"`: as they stand.
         Raises BenchctlError where an unsorted file is too large to sort, or the file has changed since it was opened.
         """
-        if order == "time":
+        if order == "file":
+            positions = None
+        elif order == "time":
             positions = self._time_order()
         else:
             positions = self._round_order(round_seconds)

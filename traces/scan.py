@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 from traces.errors import BenchctlError, printable
@@ -33,7 +34,10 @@ DAY_S = 86400.0
 class Scan:
     """One pass, once: `read`, then look. Mutable, owned by `open_trace`."""
 
-    def __init__(self, path: Path, *, skip_bad: bool, strict: bool) -> None:
+    def __init__(
+        self, path: Path, *, skip_bad: bool, strict: bool, on_fault: Callable[[int, RowFault], None] | None = None
+    ) -> None:
+        """`on_fault`: told of every row that is left out, with its line."""
         self.path = path
         self.skip_bad = skip_bad
         self.strict = strict
@@ -55,6 +59,7 @@ class Scan:
         self.implied_parents: dict[int, str] = {}  # row -> id of the turn before it
         self.lines = array("q")  # from 1, in the file
         self.offsets = array("q")  # in bytes, of the unpacked file
+        self._on_fault = on_fault
         self._bad_examples: list[str] = []
         self._ids: dict[str, int] = {}  # id -> row
         self._lengths = array("q")  # prompt + output tokens, -1 where only a tokenizer knows
@@ -185,6 +190,8 @@ class Scan:
 
     def _leave_out(self, fault: RowFault, line: int) -> None:
         self.bad_lines.append(line)
+        if self._on_fault is not None:
+            self._on_fault(line, fault)
         if len(self._bad_examples) < MAX_EXAMPLES:
             self._bad_examples.append(f"line {line}: {fault.what}")
 

@@ -48,11 +48,11 @@ def with_arrival(line: bytes, ns: int) -> bytes:
 class BodyWriter:
     """The target appears, whole, when `finish` is called; without it nothing is left behind. Mutable, one use."""
 
-    def __init__(self, target: Path, source: Path | None = None) -> None:
+    def __init__(self, target: Path, *sources: Path) -> None:
         self.target = target
         if target.is_dir():
             raise BenchctlError(f"{target} is a folder", where="--out", fix="name the file to write")
-        if source is not None and target.exists() and source.exists() and os.path.samefile(target, source):
+        if target.exists() and any(source.exists() and os.path.samefile(target, source) for source in sources):
             raise BenchctlError(
                 "the file to write is the file to read", where=str(target), fix="give --out another name"
             )
