@@ -96,7 +96,7 @@ def preempted(run: Run, name: str, decision: Row) -> str:
     free = "none was free" if not decision["available"] else f"{blocks(decision['available'])} were free"
     need = f"{blocks(decision['needed'])} needed, {free}"
     if decision["reason"] == "self" or decision["other"] is None:
-        return f"preempted {name} by itself: {need}"
+        return f"had {name} preempt itself: {need}"
     rank = {"newest": "the newest running", "lowest_priority": "the last by (priority, arrival)"}
     return f"preempted {name}, {rank.get(decision['reason'], decision['reason'])}, for {label(run, decision['other'])}: {need}"
 
