@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -280,6 +281,22 @@ def replay(
     skip_bad: Annotated[
         bool, opt("--skip-bad", panel=ARRIVALS, help="Leave faulty rows of the trace out, and count them.")
     ] = False,
+    map: Annotated[
+        list[str] | None,
+        opt(
+            "--map",
+            panel=ARRIVALS,
+            help="TRACE is a log of your own: import it first, its columns named so: arrival=ts,input=prompt_tokens,output=n.",
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        opt(
+            "--format",
+            panel=ARRIVALS,
+            help="TRACE is of another format: import it first. auto, or a name of `benchctl trace formats`.",
+        ),
+    ] = None,
     clock: Annotated[
         str | None,
         opt(
@@ -350,6 +367,11 @@ def replay(
         from benchctl.parse import replay_options
 
         options = replay_options(**given)
+        if map or format:
+            from benchctl.import_first import import_first
+
+            found = import_first(trace, format, map, skip_bad=skip_bad, seed=seed, out=out)
+            options = dataclasses.replace(options, trace=found)
         from benchctl.command import run_replay
 
         return run_replay(options)

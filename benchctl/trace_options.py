@@ -186,10 +186,12 @@ def _kind_of(given: dict[str, Any]) -> tuple[Kind, ArrivalProcess]:
     name: str = given["shape"]
     groups = {"prefix-repetition": (10, 100, 256, 256, 128), "generated-shared-prefix": (64, 16, 2048, 128, 256)}
     if name in groups:
-        defaults = groups[name]
         asked = [given[key] for key in ("num_groups", "per_group", "prefix_len", "suffix_len", "output_len")]
-        sizes = [default if value is None else value for value, default in zip(asked, defaults, strict=True)]
-        return PrefixGroups(*sizes, range_ratio=given["range_ratio"], zipf=given["zipf"]), ArrivalProcess(1.0)
+        sizes = [default if value is None else value for value, default in zip(asked, groups[name], strict=True)]
+        number, each, prefix, suffix, output = sizes
+        return PrefixGroups(
+            number, each, prefix, suffix, output, range_ratio=given["range_ratio"], zipf=given["zipf"]
+        ), ArrivalProcess(1.0)
     if name == "prefix-tree":
         tree = PrefixTree()
         changes = {"depth": given["depth"], "branches": given["branches"], "node_len": given["prefix_len"]}
