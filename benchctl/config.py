@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from benchctl.policies import BUILTIN, find_policy
 from engines.interface import SchedulerConfig
 from engines.schedulers.registry import SCHEDULERS, PolicyInfo
 from traces.errors import BenchctlError
@@ -110,14 +111,12 @@ def flag(name: str) -> str:
 
 def chosen_schedulers(names: tuple[str, ...]) -> tuple[str, ...]:
     """The policies of a command: those named, or all. Raises BenchctlError."""
-    for name in names:
-        if name not in SCHEDULERS:
-            raise BenchctlError(f"no scheduler named {name!r}", where="--scheduler", fix=" or ".join(SCHEDULERS))
+    names = tuple(find_policy(name) for name in names)
     if len(set(names)) < len(names):
         raise BenchctlError(
             "a scheduler is named twice", where="--scheduler", fix="name each once; --num-repeats N runs each N times"
         )
-    return names or tuple(SCHEDULERS)
+    return names or BUILTIN
 
 
 def check_flags(options: ReplayOptions, names: tuple[str, ...]) -> list[str]:

@@ -44,6 +44,8 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
     return base() | {
         "scheduler": policy.name,
         "policy": policy.info.policy,
+        "family": policy.info.family,
+        "place": policy.info.place,
         "policy_differs": differences(policy),
         "engine": engine.kind,
         "engine_why": engine.why,

@@ -41,7 +41,7 @@ def block_grid(run: Run) -> BlockGrid | None:
     hashed = {row[0]: set(row[1] or ()) for row in run.read("rounds").select("round", "hashed_blocks").iter_rows()}
     if not total or total > MAX_BLOCKS or not run.has("blocks") or not 0 < len(hashed) <= GRID_ROUNDS:
         return None
-    first = 0 if run.scheduler == "nano" else 1  # vllm's block 0 is its null block
+    first = 0 if run.family == "nano" else 1  # vllm's block 0 is its null block
     blocks = list(range(first, first + total))
     rounds: list[int] = []
     columns: list[list[Cell]] = []

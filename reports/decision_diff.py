@@ -65,7 +65,7 @@ class Divergence:
 class DecisionDiff:
     """`equal`: in everything that was compared. `levels`: level -> place of its first difference, None where it has none.
 
-    `comparable`: one policy and one block size, so that words and block events were compared too. `chain` begins with the
+    `comparable`: one policy, or two of one family, and one block size, so that words and block events were compared too. `chain` begins with the
     first difference of all: each level once, then the next rounds in which a request is treated differently in a way not told yet.
     """
 
@@ -86,7 +86,8 @@ def diff_decisions(a: Run, b: Run, sides: tuple[str, str]) -> DecisionDiff:
     """Compare two runs of one trace. `sides`: how the text calls them. Both need batches, decisions and blocks."""
     hold(a)
     hold(b)
-    comparable = a.scheduler == b.scheduler and a.block_size == b.block_size
+    alike = a.scheduler == b.scheduler or (a.family is not None and a.family == b.family)
+    comparable = alike and a.block_size == b.block_size
     numbers = [run.scan("rounds").select("round").sort("round").collect()["round"] for run in (a, b)]
     levels: dict[str, int | None] = dict.fromkeys(LEVELS if comparable else LEVELS[:2])
     for level in levels:

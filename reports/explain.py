@@ -122,7 +122,7 @@ def _candidates(run: Run, view: RoundView, computed: dict[int, int], known: dict
     out = []
     for loop, request in order:
         what = treatment(run, view, request)
-        counts = loop == "waiting" or run.scheduler != "nano"  # nano's decodes do not look at the budget
+        counts = loop == "waiting" or run.family != "nano"  # nano's decodes do not look at the budget
         left = budget if known_budget and counts else None
         free_then = free.when(request)
         text = _arithmetic(run, view, request, left, free_then, computed, known, what.text)
@@ -148,7 +148,7 @@ def _order(run: Run, view: RoundView) -> list[tuple[str, int]]:
             at = running.index(row["other"]) if row["other"] in running else len(running)
             running.insert(at, row["request"])
     loops = [("waiting", request) for request in waiting], [("running", request) for request in running]
-    return [*loops[0], *loops[1]] if run.scheduler == "nano" else [*loops[1], *loops[0]]
+    return [*loops[0], *loops[1]] if run.family == "nano" else [*loops[1], *loops[0]]
 
 
 def _places(view: RoundView) -> dict[int, int]:
@@ -228,7 +228,7 @@ def _arithmetic(
     if budget is not None:
         has.append(f"wants {tokens(wants)}, {budget:,} left in the budget")
     if admission is not None:
-        end = known.get(request, 0) if run.scheduler == "nano" else (fed["start"] + fed["num_tokens"] if fed else 0)
+        end = known.get(request, 0) if run.family == "nano" else (fed["start"] + fed["num_tokens"] if fed else 0)
         shared = fed["cached_tokens"] // size if fed and fed["cached_tokens"] else 0
         total = -(-end // size)
         need = f"⌈{end:,} / {size}⌉ = {blocks(total)}"
@@ -284,13 +284,17 @@ def document(explanation: RoundExplanation) -> list[Element]:
     """The explanation in words."""
     e = explanation
     span = f"{number((e.t_end_s - e.t_start_s) * 1000)} ms, from {e.t_start_s:.6f} s"
+    # A policy of one's own keeps its queue in an order that no record tells.
+    waiting = (
+        "waiting" if e.scheduler in ("nano", "vllm") else "waiting (in order of arrival; the policy may have another)"
+    )
     out: list[Element] = [
         Heading(f"Round {e.round} of {e.run}: {e.kind}"),
         Text(
             f"{e.scheduler}; {span}; budget {number(e.budget)} tokens, blocks of {e.block_size}, {number(e.usable_blocks)} usable"
         ),
         Heading("Before it"),
-        Items((f"waiting: {_queue(e.waiting)}", f"running: {_queue(e.running)}", f"free blocks: {e.free[0]:,}")),
+        Items((f"{waiting}: {_queue(e.waiting)}", f"running: {_queue(e.running)}", f"free blocks: {e.free[0]:,}")),
         Heading("Who was looked at, in order"),
     ]
     rows: list[tuple[str, ...]] = []

@@ -35,7 +35,7 @@ def block_picture(run: Run, number: int, *, after: bool) -> BlockPicture:
         return _summed(run, owners, usable)
     found = run.scan("rounds").filter(pl.col("round") <= moment).sort("round").select("hashed_blocks").tail(1).collect()
     hashed = set(found.item()) if found.height and found.item() is not None else set()
-    first = 0 if run.scheduler == "nano" else 1  # vllm's block 0 is its null block
+    first = 0 if run.family == "nano" else 1  # vllm's block 0 is its null block
     cells = []
     for block in range(first, first + usable):
         held = owners.get(block)

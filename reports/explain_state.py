@@ -92,7 +92,7 @@ def queues_before(run: Run, number: int) -> tuple[list[int], list[int]]:
         .agg(pl.col("kind").last(), pl.col("round").last(), pl.col("order").last())
     )
     known = arrived.join(last, on="request", how="left").filter(pl.col("kind").ne_missing("finish"))
-    if run.scheduler == "nano":
+    if run.family == "nano":
         known = _with_completion(run, number, known)
     else:
         started = pl.col("kind").is_in(["admit", "resume"]).fill_null(False)
@@ -102,7 +102,7 @@ def queues_before(run: Run, number: int) -> tuple[list[int], list[int]]:
     frame = known.collect()
     running = frame.filter("started").sort("begin", "place_in")["request"].to_list()
     waiting = frame.filter(~pl.col("started"))
-    if run.setting("scheduling_policy") == "priority" and run.scheduler != "nano":
+    if run.setting("scheduling_policy") == "priority" and run.family != "nano":
         waiting = waiting.sort(pl.col("priority").fill_null(0), pl.col("arrival_s").fill_null(0.0), "id")
         return waiting["request"].to_list(), running
     # Whoever was preempted last stands in front; a partly prefilled one has not left the head since; arrivals in order.

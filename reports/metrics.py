@@ -305,7 +305,7 @@ def round_totals(run: Run) -> dict[str, int | float | None]:
 
 def budget_use(run: Run) -> float | None:
     """Σ scheduled tokens / Σ budget, over the rounds that the budget governs: all that scheduled something, for nano its prefill rounds."""
-    governed = pl.col("kind") == "prefill" if run.scheduler == "nano" else pl.col("kind") != "empty"
+    governed = pl.col("kind") == "prefill" if run.family == "nano" else pl.col("kind") != "empty"
     tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
     used, offered = (
         run.scan("rounds")

@@ -40,7 +40,7 @@ class Queues:
     """Both queues of one scheduler while its records are replayed. Mutable, owned by `walk`."""
 
     def __init__(self, run: Run) -> None:
-        self.nano = run.scheduler == "nano"
+        self.nano = run.family == "nano"
         self.by_priority = run.setting("scheduling_policy") == "priority" and not self.nano
         self.waiting: list[int] = []
         self.running: list[int] = []

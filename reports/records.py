@@ -154,7 +154,8 @@ COMPACT: dict[str, tuple[str, ...]] = {"batches": ("num_rounds",), "tokens": ("n
 MANIFEST: dict[str, str] = {
     "schema_version": "the SCHEMA_VERSION of the tables",
     "status": "running, complete, interrupted or failed; a killed run still says running",
-    "scheduler": "nano or vllm",
+    "scheduler": "nano, vllm, or the name of a policy of the user's own",
+    "family": "nano or vllm: by whose rules of order the records are read; null: a policy with rules of its own",
     "policy": "which version of which policy, in words",
     "policy_differs": "{setting: text}: where the defaults of this run differ from the real system's",
     "engine": "null, torch or simulated",

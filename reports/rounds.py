@@ -126,7 +126,7 @@ class _Words:
 
     def __init__(self, view: RoundView, run: Run) -> None:
         self.view = view
-        self.nano = run.scheduler == "nano"
+        self.nano = run.family == "nano"
         self.max_num_seqs = run.max_num_seqs or len(view.batch)
         self.block_size = run.block_size
         self.labels = run.labels

@@ -71,6 +71,12 @@ class Run:
         return str(self.manifest.get("scheduler") or self.manifest.get("policy") or "?")
 
     @property
+    def family(self) -> str | None:
+        """nano or vllm: by whose rules of order its records are read. None: a policy with rules of its own."""
+        value = self.manifest.get("family", self.scheduler)
+        return value if value in ("nano", "vllm") else None
+
+    @property
     def engine(self) -> str:
         engine = self.manifest.get("engine")
         if isinstance(engine, dict):

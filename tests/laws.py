@@ -104,7 +104,7 @@ def _rounds_are_consistent(run: Run) -> None:
     budget = run.token_budget
     if budget is not None:
         # nano's decode rounds do not look at the budget, and its seats may outnumber the tokens.
-        bound = pl.col("kind") != "decode" if run.scheduler == "nano" else pl.lit(True)
+        bound = pl.col("kind") != "decode" if run.family == "nano" else pl.lit(True)
         _none(rounds.filter(bound & (tokens > budget)), "the budget is never exceeded")
         _none(rounds.filter(pl.col("budget_left") != budget - tokens), "budget_left = budget - tokens")
     if run.max_num_seqs is not None:
@@ -344,7 +344,7 @@ def _blocks(run: Run) -> None:
             free_list = row["free_list"]
             hashed = set(row["hashed_blocks"])
             assert hashed <= pool.cached, f"{where}: {hashed - pool.cached} can be found but were never cached"
-            if run.scheduler != "nano":
+            if run.family != "nano":
                 # In nano an equal block cached later takes over the entry of the first, without an event of the first.
                 assert hashed == pool.cached, f"{where}: {pool.cached - hashed} were cached but cannot be found"
             assert row["cached_free_blocks"] == len(hashed & set(row["free_list"])), where
@@ -375,7 +375,7 @@ def _next_free_list(
         elif event == "share" and block in free:
             free.remove(block)
         elif event == "free":
-            if run.scheduler == "nano" or block in cached:
+            if run.family == "nano" or block in cached:
                 free.append(block)
             else:
                 owner = request
