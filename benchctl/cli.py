@@ -5,32 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from benchctl import __version__
+from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
-
-app = typer.Typer(
-    name="benchctl",
-    help="Replay LLM request traces under nano-vLLM's and vLLM V1's schedulers and see every decision, with its reason.",
-    epilog="Exit codes: 0 ok; 1 a request was refused or a run broke; 2 usage or bad input; 130 Ctrl-C.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 SCHEDULING, POOL, ENGINE, ARRIVALS, CLOCK, OUTPUT = (
     "Scheduling", "KV cache", "Engine", "Arrivals and requests", "Clock", "Output",
 )  # fmt: skip
-
-
-def opt(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, help=help, show_default=False, **more)
 
 
 def main() -> None:
@@ -44,16 +29,6 @@ def main() -> None:
         # The reader of stdout went away (`| head`): keep the interpreter from failing once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def exit_with(run: Callable[[], int]) -> NoReturn:
-    """End the command with the exit code of `run`; 130 on Ctrl-C."""
-    try:
-        code = run()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    raise typer.Exit(code)
 
 
 def _version(wanted: bool) -> None:

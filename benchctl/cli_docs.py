@@ -7,12 +7,14 @@ from typing import Any
 
 import typer
 
-from benchctl.cli import app
+from benchctl import cli as _cli  # noqa: F401 - registers the commands
+from benchctl.app import app
 
 EXIT_CODES = (
     ("0", "ok"),
     ("1", "a request was refused, or a run broke; what ran is recorded"),
     ("2", "usage or bad input: nothing ran, or `--over-length error` stopped at a row"),
+    ("3", "`gate` found a change"),
     ("130", "Ctrl-C: the run ended as `interrupted`, its rounds are kept"),
 )
 

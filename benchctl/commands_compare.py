@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchctl.cli import app, exit_with, opt
+from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
 
 SIDES, OUTPUT, WHAT = "Sides", "Output", "What to explain"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchctl.cli import app, exit_with, opt
+from benchctl.app import app, exit_with, opt
 from benchctl.commands_compare import write_text
 from traces.errors import BenchctlError
 

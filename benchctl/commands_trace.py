@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchctl.cli import app as benchctl_app
-from benchctl.cli import exit_with
+from benchctl.app import app as benchctl_app
+from benchctl.app import exit_with
 
 app = typer.Typer(name="trace", help="Import, look at, make and change traces.", no_args_is_help=True)
 benchctl_app.add_typer(app)

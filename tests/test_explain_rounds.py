@@ -188,7 +188,6 @@ def test_explain_needs_no_torch(nano: Run) -> None:
     import subprocess
     import sys
 
-    code = "import sys; from benchctl.cli import main; sys.argv[1:] = sys.argv[2:]\n"
     code = (
         "import sys, atexit\n"
         "atexit.register(lambda: print('LOADED', sorted({'torch', 'plotly', 'jinja2', 'engines'} & set(sys.modules))))\n"
