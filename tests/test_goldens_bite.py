@@ -202,8 +202,8 @@ BROKEN = [
         "ids break ties as text",
         "vllm",
         "vllm_queue",
-        "seq.new.arrival_s, seq.new.id",
-        "seq.new.arrival_s, seq.new.id.rjust(9)",
+        "new.arrival_s, new.id",
+        "new.arrival_s, new.id.rjust(9)",
     ),
     (
         "without chunking the capped size is compared",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from benchctl.admission import LazyTokens
 from engines.interface import NewRequest, Round, SchedulerConfig
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import BLOCK_EVENTS, DECISION_KINDS, REASONS, STOPS, UNITS
@@ -245,3 +248,16 @@ def test_the_log_can_be_left_out_without_changing_a_decision(
         (r.num_preempted, r.num_evicted, r.free_blocks_end) for r in logged
     ]
     assert not any(r.decisions or r.blocks for r in silent)
+
+
+@pytest.mark.parametrize("policy", sorted(SCHEDULERS))
+def test_a_waiting_request_that_was_not_looked_at_costs_at_most_300_bytes(policy: str) -> None:
+    scheduler = SCHEDULERS[policy].build(SchedulerConfig(num_blocks=4096, block_size=16))
+    make = LazyTokens(lambda row: np.empty(0, dtype=np.int64), 0)._maker
+    tracemalloc.start()
+    for row in range(20_000):
+        new = NewRequest(row, f"request-{row}", 1000 + row % 64, 500, LazyTokens(make, row), arrival_s=row / 7)
+        assert scheduler.add(new) is None
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / 20_000 < 300, used / 20_000

@@ -37,7 +37,7 @@ class NanoScheduler:
         self.columns = Columns()
         self.log = RoundLog(log_decisions)
         self.blocks = NanoBlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching, self.log)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence | NewRequest] = deque()  # a request becomes a sequence when it is first looked at
         self.running: list[Sequence] = []
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
@@ -55,7 +55,15 @@ class NanoScheduler:
 
     def enqueue(self, request: NewRequest) -> None:
         """As the source does it: without a look at what can ever fit."""
-        self.waiting.append(Sequence(request, self.columns, request.num_prompt_tokens + request.num_output_tokens))
+        self.waiting.append(request)
+
+    def _head(self) -> Sequence:
+        """The first of `waiting`, which holds at least one."""
+        head = self.waiting[0]
+        if isinstance(head, NewRequest):
+            head = Sequence(head, self.columns, head.num_prompt_tokens + head.num_output_tokens)
+            self.waiting[0] = head
+        return head
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
@@ -102,7 +110,7 @@ class NanoScheduler:
             if budget == 0:
                 out.stop = "token_budget"
                 break
-            seq = self.waiting[0]
+            seq = self._head()
             admit, num_cached, needed, free = not seq.block_table, 0, 0, self.blocks.pool.num_free
             if admit:
                 num_cached, needed = self.blocks.can_allocate(seq)
@@ -232,7 +240,8 @@ class NanoScheduler:
         return sorted(self.blocks.hash_to_block.values())
 
     def block_table(self, request: int) -> list[int]:
-        return next((list(s.block_table) for s in (*self.running, *self.waiting) if s.request == request), [])
+        admitted = (seq for seq in (*self.running, *self.waiting) if isinstance(seq, Sequence))
+        return next((list(seq.block_table) for seq in admitted if seq.request == request), [])
 
 
 class _Prefill:

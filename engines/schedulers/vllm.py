@@ -51,7 +51,7 @@ class VllmScheduler:
         self.blocks = VllmBlockManager(
             config.num_blocks, config.block_size, config.max_model_len, config.enable_prefix_caching, self.log
         )
-        self.waiting = PriorityQueue() if config.scheduling_policy == "priority" else FcfsQueue()
+        self.waiting = (PriorityQueue if config.scheduling_policy == "priority" else FcfsQueue)(self._make_sequence)
         self.skipped: set[int] = set()  # requests passed over and not admitted since
         self.running: list[Sequence] = []
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
@@ -83,7 +83,10 @@ class VllmScheduler:
 
     def enqueue(self, request: NewRequest) -> None:
         """As the source's scheduler does it: without a look at what can ever fit."""
-        self.waiting.add(Sequence(request, self.columns, self._final_tokens(request)))
+        self.waiting.add(request)
+
+    def _make_sequence(self, request: NewRequest) -> Sequence:
+        return Sequence(request, self.columns, self._final_tokens(request))
 
     def _final_tokens(self, request: NewRequest) -> int:
         return self.blocks.clip(request.num_prompt_tokens + request.num_output_tokens)
@@ -355,7 +358,7 @@ class VllmScheduler:
     # -- looking in
 
     def waiting_requests(self) -> list[int]:
-        return [seq.request for seq in self.waiting.in_order()]
+        return self.waiting.in_order()
 
     def running_requests(self) -> list[int]:
         return [seq.request for seq in self.running]

@@ -7,63 +7,84 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 
+from engines.interface import NewRequest
 from engines.schedulers.sequence import Sequence
 
+Waiting = Sequence | NewRequest  # a request becomes a sequence when it is first looked at
+MakeSequence = Callable[[NewRequest], Sequence]
+Key = tuple[int, float, str]
 
-def priority_key(seq: Sequence) -> tuple[int, float, str]:
+
+def priority_key(new: NewRequest) -> Key:
     """Smaller is served first; the id is compared as text, so that the order is total."""
-    return seq.new.priority, seq.new.arrival_s, seq.new.id
+    return new.priority, new.arrival_s, new.id
 
 
 class FcfsQueue:
     """Arrivals at the end, preempted requests at the front."""
 
-    def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
+    def __init__(self, make: MakeSequence) -> None:
+        self._queue: deque[Waiting] = deque()
+        self._make = make
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, seq: Sequence) -> None:
-        self._queue.append(seq)
+    def add(self, request: NewRequest) -> None:
+        self._queue.append(request)
 
     def peek(self) -> Sequence:
-        return self._queue[0]
+        head = self._queue[0]
+        if isinstance(head, NewRequest):
+            self._queue[0] = head = self._make(head)
+        return head
 
     def pop(self) -> Sequence:
-        return self._queue.popleft()
+        head = self.peek()
+        self._queue.popleft()
+        return head
 
     def put_back(self, seqs: list[Sequence]) -> None:
         """In front of all others, keeping their order."""
         self._queue.extendleft(reversed(seqs))
 
-    def in_order(self) -> list[Sequence]:
-        return list(self._queue)
+    def in_order(self) -> list[int]:
+        """Requests, the next to be looked at first."""
+        return [waiting.request for waiting in self._queue]
 
 
 class PriorityQueue:
     """A heap; there is no front to go back to, so whoever returns takes his place by key."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, str], int, Sequence]] = []
+    def __init__(self, make: MakeSequence) -> None:
+        self._heap: list[tuple[Key, int, Waiting]] = []
+        self._make = make
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, seq: Sequence) -> None:
-        # The request's row never decides: ids are distinct. It keeps the heap from comparing Sequences.
-        heapq.heappush(self._heap, (priority_key(seq), seq.request, seq))
+    def add(self, request: NewRequest) -> None:
+        # The request's row never decides: ids are distinct. It keeps the heap from comparing what stands behind it.
+        heapq.heappush(self._heap, (priority_key(request), request.request, request))
 
     def peek(self) -> Sequence:
-        return self._heap[0][2]
+        key, row, head = self._heap[0]
+        if isinstance(head, NewRequest):
+            head = self._make(head)
+            self._heap[0] = (key, row, head)
+        return head
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[2]
+        head = self.peek()
+        heapq.heappop(self._heap)
+        return head
 
     def put_back(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
-            self.add(seq)
+            heapq.heappush(self._heap, (priority_key(seq.new), seq.request, seq))
 
-    def in_order(self) -> list[Sequence]:
-        return [seq for _, _, seq in sorted(self._heap, key=lambda entry: entry[:2])]
+    def in_order(self) -> list[int]:
+        """Requests, the next to be looked at first."""
+        return [row for _, row, _ in sorted(self._heap, key=lambda entry: entry[:2])]
