@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from reports.blocks import replay, turning_points
 from reports.page_pack import DELTA, FLOAT, NULLABLE, Ints, Pack, micros
 from reports.run import Run
 
@@ -74,6 +75,8 @@ def embed(run: Run, detail: Detail = DETAILS[0]) -> str:
     )
     if has_map:
         _add_blocks(pack, run, rounds, words)
+    elif with_batches and run.has("blocks"):
+        _add_moments(pack, run, rounds)
     labels = run.labels
     pack.extra = {
         "words": words,
@@ -81,12 +84,12 @@ def embed(run: Run, detail: Detail = DETAILS[0]) -> str:
         "labels": [_short(labels.get(request, f"#{request}")) for request in requests],
         "facts": {
             "scheduler": run.scheduler,
-            "priority": run.setting("scheduling_policy") == "priority" and run.scheduler != "nano",
+            "priority": run.setting("scheduling_policy") == "priority" and run.family != "nano",
             "budget": run.token_budget,
             "max_num_seqs": run.max_num_seqs,
             "usable_blocks": run.usable_blocks,
             "block_size": run.block_size,
-            "first_block": 0 if run.scheduler == "nano" else 1,
+            "first_block": 0 if run.family == "nano" else 1,
             "clock": run.clock,
             "duration_s": run.duration_s,
             "batches": with_batches,
@@ -317,11 +320,40 @@ def _add_blocks(pack: Pack, run: Run, rounds: pl.DataFrame, words: dict[str, lis
         },
         {"at": DELTA, "request": DELTA, "index": NULLABLE},
     )
-    first = 0 if run.scheduler == "nano" else 1
+    first = 0 if run.family == "nano" else 1
     masks = np.zeros((2, rounds.height), dtype=np.int64)
-    found = rounds.select(pl.int_range(pl.len()).alias("at"), "hashed_blocks").explode("hashed_blocks").drop_nulls()
+    told = rounds.select(pl.int_range(pl.len()).alias("at"), "hashed_blocks")
+    if told["hashed_blocks"].null_count():
+        # Not recorded for this pool: what was cached and not lost since. nano, whose entries can move, always records it here.
+        hashed = [sorted(pool.cached) for _, pool in replay(run)]
+        told = told.with_columns(pl.Series("hashed_blocks", hashed, dtype=pl.List(pl.Int64)))
+    found = told.explode("hashed_blocks").drop_nulls()
     at, bit = found["at"].to_numpy(), found["hashed_blocks"].to_numpy() - first
     for half in (0, 1):
         mine = (bit >= 32 * half) & (bit < 32 * half + 32)
         np.bitwise_or.at(masks[half], at[mine], np.left_shift(1, bit[mine] - 32 * half))
     pack.add("hashed", {"low": masks[0], "high": masks[1]}, {"low": DELTA, "high": DELTA})
+
+
+def _add_moments(pack: Pack, run: Run, rounds: pl.DataFrame) -> None:
+    """Free blocks at each turning point of the rounds that preempt: only there do they rise and fall within one schedule()."""
+    wild = rounds.filter(pl.col("preempted") > 0)
+    last = pl.col("event").shift(1).over("block", order_by=["round", "order"])
+    change = (
+        pl.when((pl.col("event") == "allocate") | ((pl.col("event") == "share") & (last == "free"))).then(-1)
+        .when(pl.col("event") == "free").then(1).otherwise(0).alias("change")
+    )  # fmt: skip
+    at: list[int] = []
+    free: list[int] = []
+    if wild.height:
+        events = (
+            run.scan("blocks").filter(pl.col("event").is_in(["allocate", "share", "release", "free"])).with_columns(change)
+            .filter(pl.col("round").is_in(wild["round"].to_list())).sort("round", "order")
+            .group_by("round", maintain_order=True).agg("change").collect()
+        )  # fmt: skip
+        before = dict(wild.select("round", "free_blocks_start").iter_rows())
+        for place, (number, changes) in zip(_places(rounds, events["round"]), events.iter_rows(), strict=True):
+            counts = turning_points([before[number], *(before[number] + np.cumsum(changes)).tolist()])
+            at += [int(place)] * len(counts)
+            free += counts
+    pack.add("moments", {"at": np.array(at, dtype=np.int64), "free": np.array(free, dtype=np.int64)}, {"at": DELTA})

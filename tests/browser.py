@@ -139,10 +139,12 @@ class Tab:
         )
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
-        """left, top, width, height of an element that is scrolled into view first."""
+        """left, top, width, height of an element that is scrolled into view first, once what came into view is drawn."""
+        node = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{node}.scrollIntoView({{ block: 'center', behavior: 'instant' }})")
+        self.settle()
         box = self.evaluate(
-            f"(() => {{ const node = document.querySelector({json.dumps(selector)}); node.scrollIntoView({{ block: 'center', behavior: 'instant' }});"
-            " const box = node.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; })()"
+            f"(({{ left, top, width, height }}) => [left, top, width, height])({node}.getBoundingClientRect())"
         )
         return tuple(box)
 

@@ -4,31 +4,43 @@
   const view = B.view;
   B.MARGIN = { left: 54, right: 10 };
 
+  const planes = [];
   class Plane {
     // draw(plane) is called whenever the window, the size or the theme changes; `axis`: ticks and their labels below.
     constructor(box, run, height, draw, { axis = false, top = 4 } = {}) {
-      Object.assign(this, { box, run, draw, axis, top });
+      Object.assign(this, { box, run, draw, axis, top, width: 0 });
       this.canvas = B.el("canvas", { "aria-hidden": "true" });
       this.line = B.el("div", { class: "cursor", hidden: true });
       this.band = B.el("div", { class: "band", hidden: true });
       box.classList.add("plane");
       box.append(this.canvas, this.band, this.line);
       this.setHeight(height);
+      this.near = false;
       new ResizeObserver(() => this.redraw()).observe(box);
+      new IntersectionObserver(([entry]) => { this.near = entry.isIntersecting; if (this.near && this.stale) this.redraw(); }, { rootMargin: "700px" }).observe(box);
       B.on("window", () => this.redraw());
       B.on("cursor", (at) => this.moveCursor(at));
       B.onRedraw(() => this.redraw());
+      planes.push(this);
       this.listen();
     }
     setHeight(height) { this.height = height; this.canvas.style.height = `${height}px`; }
     get bottom() { return this.height - (this.axis ? 20 : 4); }
-    get width() { return this.box.clientWidth - B.MARGIN.left - B.MARGIN.right; }
     x(at) { return B.MARGIN.left + ((at - view.lo) / (view.hi - view.lo)) * this.width; }
     at(x) { return view.lo + ((x - B.MARGIN.left) / this.width) * (view.hi - view.lo); }
 
+    // Soon, once for all that happens before the next frame, and only where somebody looks.
     redraw() {
-      if (this.width <= 0 || !this.box.offsetParent) return;
+      this.stale = true;
+      if (!this.near || this.queued) return;
+      this.queued = true;
+      requestAnimationFrame(() => { this.queued = false; this.paint(); });
+    }
+    paint() {
+      this.stale = false;
       const ratio = Math.min(devicePixelRatio || 1, 2), full = this.box.clientWidth;
+      this.width = full - B.MARGIN.left - B.MARGIN.right; // read once: asking the layout costs more than drawing
+      if (this.width <= 0) return;
       this.canvas.width = Math.round(full * ratio);
       this.canvas.height = Math.round(this.height * ratio);
       const g = (this.g = this.canvas.getContext("2d"));
@@ -127,6 +139,7 @@
     }
   }
   B.Plane = Plane;
+  B.paintAll = () => planes.forEach((plane) => plane.paint());
 
   // Keys of whatever holds pictures of one run.
   B.keys = (box, run) => box.addEventListener("keydown", (event) => {

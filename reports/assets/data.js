@@ -6,26 +6,29 @@ globalThis.benchctl = {};
   const NULL = -1e15; // stands for null in a typed column
 
   B.inflate = async (text) => {
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const letters = atob(text), bytes = new Uint8Array(letters.length);
+    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return new Response(stream).arrayBuffer();
   };
 
   const column = (data, at, rows, kind, width) => {
     const out = new Float64Array(rows);
-    for (let plane = width - 1; plane >= 0; plane--) {
-      const from = at + plane * rows;
-      for (let i = 0; i < rows; i++) out[i] = out[i] * 256 + data[from + i];
+    for (let plane = 0; plane < width; plane++) {
+      const from = at + plane * rows, unit = 256 ** plane;
+      for (let i = 0; i < rows; i++) out[i] += data[from + i] * unit;
     }
     if (kind === "float") {
       const floats = new Float32Array(Uint32Array.from(out).buffer);
       return Float64Array.from(floats);
     }
-    const plain = (c) => (c % 2 ? -(c + 1) / 2 : c / 2);
-    if (kind === "nullable") return out.map((c) => (c ? plain(c - 1) : NULL));
+    const nullable = kind === "nullable" ? 1 : 0, delta = kind === "delta" ? 1 : 0;
     let last = 0;
     for (let i = 0; i < rows; i++) {
-      out[i] = plain(out[i]) + (kind === "delta" ? last : 0);
+      const c = out[i] - nullable;
+      if (c < 0) { out[i] = NULL; continue; }
+      const half = Math.floor(c / 2);
+      out[i] = (c - 2 * half ? -half - 1 : half) + delta * last;
       last = out[i];
     }
     return out;
@@ -281,6 +284,10 @@ globalThis.benchctl = {};
     // Free blocks before the round and at each turning point in it: [11, 6] or [0, 1, 0].
     freeMoments(i) {
       const { rounds, blocks } = this.tables;
+      if (this.tables.moments) {
+        const told = this.rowsAt("moments", i);
+        if (told.length) return told.map((row) => this.tables.moments.free[row]);
+      }
       if (!this.facts.map) return B.turningPoints([rounds.free_blocks_start[i], rounds.free_blocks_scheduled[i], rounds.free_blocks_end[i]]);
       const held = new Map();
       const owned = (block) => {

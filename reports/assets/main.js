@@ -20,13 +20,19 @@
     const most = (of) => Math.max(...B.runs.map(of));
     B.view.whole = { round: [0.5, most((run) => (run.n ? run.round[run.n - 1] : 1)) + 0.5], time: [0, most((run) => run.facts.duration_s) || 1] };
     B.view.axis = B.$('input[name="axis"]:checked')?.value || "round";
-    if (B.$("#rounds")) {
-      B.startRounds();
-      B.startRequests();
-      B.startBlocks();
-      B.startWhy();
-    }
+    const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    const drawn = B.$("#rounds");
+    if (drawn) B.startRounds();
     B.resetWindow();
+    await frame();
+    await frame();
+    performance.mark("first-figure");
+    // What stands further down follows, a frame after each other.
+    for (const part of drawn ? [B.startWhy, B.startRequests, B.startBlocks] : []) {
+      part();
+      await frame();
+    }
+    if (drawn) B.choose(B.runs[0], 0);
     B.$$("[data-goto]").forEach((link) => link.addEventListener("click", () => {
       const [place, round] = link.dataset.goto.split(":").map(Number), run = B.runs[place];
       B.show(run, run.placeOfRound(round));
@@ -36,8 +42,6 @@
       const [place, request] = link.dataset.request.split(":").map(Number), run = B.runs[place];
       B.showRequest(run, run.rowOf.get(request));
     }));
-    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-    performance.mark("first-figure");
     await plotly();
     B.startFigures();
   };

@@ -62,7 +62,7 @@
       store.set(choice);
       applyTheme();
     });
-    addEventListener("beforeprint", () => applyTheme("light"));
+    addEventListener("beforeprint", () => { applyTheme("light"); B.paintAll(); });
     addEventListener("afterprint", () => applyTheme());
   };
 

@@ -188,6 +188,5 @@
     B.onRedraw(draw);
     new ResizeObserver(draw).observe(list);
     setRun(run);
-    B.choose(run, 0);
   };
 })(globalThis.benchctl);
