@@ -19,6 +19,8 @@ from reports.run import Run
 
 Level = Literal["error", "warn", "info"]
 RECORD_SHARE_LIMIT = 0.03
+SATURATED_SHARE = 0.9  # of the rounds that end between the first and the last arrival
+COLD_FACTOR = 4  # times the median of the rounds of the same shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,62 @@ def _growing(run: Run) -> list[Check]:
     ]
 
 
+def _saturated(run: Run) -> list[Check]:
+    """Somebody waited in nearly every round between the first and the last arrival: latency is that of the queue."""
+    first, last = (
+        run.scan("admissions")
+        .select(pl.col("arrival_s").min(), pl.col("arrival_s").max().alias("last"))
+        .collect()
+        .row(0)
+    )
+    if first is None or last <= first:
+        return []
+    rounds = run.scan("rounds").filter(pl.col("t_end_s").is_between(first, last))
+    total, crowded = rounds.select(pl.len(), (pl.col("waiting") > 0).sum().alias("crowded")).collect().row(0)
+    if total < 50 or crowded < SATURATED_SHARE * total:
+        return []
+    stops = rounds.filter((pl.col("waiting") > 0) & pl.col("stop_waiting").is_not_null()).group_by("stop_waiting").len("n").sort("n", "stop_waiting", descending=[True, False]).collect()  # fmt: skip
+    why = (
+        f"; admission stopped most often for {stops['stop_waiting'][0]} ({stops['n'][0]:,} rounds)"
+        if stops.height
+        else ""
+    )
+    return [
+        Check(
+            "warn",
+            "the system was saturated",
+            f"somebody waited after {crowded / total:.0%} of the {total:,} rounds between the first and the last arrival{why}",
+            "throughput is the system's, latency the queue's: lower the rate to compare latency, or read throughput only",
+        )
+    ]
+
+
+def _cold(run: Run) -> list[Check]:
+    """Rounds that were the first of their shape and took far longer than the others of it."""
+    if run.engine != "torch":
+        return []
+    spent = pl.col("t_executed_s") - pl.col("t_scheduled_s")
+    shapes = (
+        run.scan("rounds").filter(pl.col("kind") != "empty").with_columns(spent.alias("spent"))
+        .group_by("kind", "mode", "padded_tokens")
+        .agg(pl.len().alias("n"), pl.col("spent").sort_by("round").first().alias("first"), pl.col("spent").median().alias("usual"))
+        .filter((pl.col("n") >= 5) & (pl.col("first") >= COLD_FACTOR * pl.col("usual")) & (pl.col("first") - pl.col("usual") > 0.001))
+        .with_columns((pl.col("first") - pl.col("usual")).alias("lost")).sort("lost", descending=True).collect()
+    )  # fmt: skip
+    if not shapes.height:
+        return []
+    worst = shapes.row(0, named=True)
+    return [
+        Check(
+            "warn",
+            "rounds ran cold",
+            f"{shapes.height:,} shape{'' if shapes.height == 1 else 's'} took {COLD_FACTOR} times their median or more at their first use, {shapes['lost'].sum() * 1000:,.1f} ms lost in all; "
+            f"worst: {worst['kind']} of {worst['padded_tokens']:,} tokens, {worst['first'] * 1000:,.1f} ms against {worst['usual'] * 1000:,.1f}",
+            "pass --num-warmups, so that kernels, graphs and clocks are warm before the first arrival",
+        )
+    ]
+
+
 def _ticks(run: Run) -> list[Check]:
     if run.clock == "rounds":
         return []  # there, ticks are the clock
@@ -277,7 +335,7 @@ def _constants(run: Run) -> list[Check]:
 
 
 LOOKS: tuple[Callable[[Run], list[Check]], ...] = (
-    _status, _rejected, _ghosts, _growing, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
+    _status, _rejected, _ghosts, _growing, _saturated, _cold, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
 )  # fmt: skip
 
 

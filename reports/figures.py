@@ -63,10 +63,9 @@ def thin(frame: pl.DataFrame, series: Sequence[str], limit: int = MAX_POINTS) ->
 
 
 def cache_figure(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
-    """Cumulated tokens looked up and found, over time, a pair of lines a run; the trace's upper bound as a level."""
+    """Cumulated tokens looked up and found, over time, a pair of lines a run; what the trace offers each as a level."""
     data: list[Figure] = []
     notes: list[str] = []
-    bound = None
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         frame = (
             run.scan("rounds")
@@ -76,47 +75,32 @@ def cache_figure(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
         )
         if not frame.height:
             continue
+        end = run.duration_s
         frame, note = thin(frame, ("queried_tokens", "cached_tokens"), MAX_POINTS // 3)
         notes += [f"{name}: {note}"] if note else []
+        role = {"c": f"run{place % 6}"}
         for column, what, width in (("queried_tokens", "looked up", 1), ("cached_tokens", "hit", 2.5)):
             data.append(
                 {
-                    "type": "scatter", "mode": "lines", "name": f"{plain(name)}: {what}", "x": rounded(frame["t_end_s"]), "y": frame[column].to_list(),
-                    "line": {"shape": "hv", "width": width}, "meta": {"c": f"run{place % 6}"},
+                    "type": "scatter", "mode": "lines", "name": f"{plain(name)}: {what}", "x": [*rounded(frame["t_end_s"]), end],
+                    "y": [*frame[column].to_list(), frame[column][-1]], "line": {"shape": "hv", "width": width}, "meta": role,
                 }
             )  # fmt: skip
         upper = run.manifest.get("prefix_upper_bound")
-        bound = upper.get("hit_tokens") if isinstance(upper, dict) else bound
+        if isinstance(upper, dict) and upper.get("hit_tokens"):
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines", "name": f"{plain(name)}: hits of an unbounded cache", "x": [0, end],
+                    "y": [upper["hit_tokens"]] * 2, "line": {"width": 1.5}, "meta": role | {"dash": 2},
+                }
+            )  # fmt: skip
     if not data:
         return None
     layout: Figure = {
-        "height": 300,
+        "height": 320,
         "xaxis": {"title": {"text": "time, s"}},
         "yaxis": {"title": {"text": "tokens"}, "rangemode": "tozero"},
     }
-    if bound:
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": bound,
-                "y1": bound,
-                "line": {"dash": "dot", "width": 1.5},
-            }
-        ]
-        layout["annotations"] = [
-            {
-                "xref": "paper",
-                "x": 1,
-                "y": bound,
-                "xanchor": "right",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "text": "hits of an unbounded cache",
-            }
-        ]
     return {"data": data, "layout": layout, "note": "; ".join(notes) or None}
 
 

@@ -108,7 +108,7 @@ def _page(
         packed=[Markup(text) for text in packed],
         detail_notes=detail.notes,
         first_section=Markup(first_section),
-        verdict=sentences(summaries, names),
+        verdict=sentences(summaries, names, [view.slow for view in views], [view.spikes for view in views]),
         cards=cards(summaries),
         lines=lines(summaries),
         deltas=deltas(summaries) if several else [],
@@ -194,7 +194,7 @@ def _figures(
             owners, ages = view.pool
             usable = runs[view.index].usable_blocks or 0
             drawn[f"pool-owners-{view.index}"] = figures.pool_figure(
-                owners, {"decoding": "decode", "prefilling": "prefill", "shared": "shared", "reusable": "cached", "free": "free"}, usable
+                owners, {"decoding": "decode", "prefilling": "prefill", "shared": "shared", "reusable": "cached-free", "free": "free"}, usable
             )  # fmt: skip
             drawn[f"pool-ages-{view.index}"] = figures.pool_figure(
                 ages, dict(zip(ages.columns[2:], ("age0", "age1", "age2", "age3"), strict=True)), usable

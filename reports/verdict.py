@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reports.spikes import SlowStart, Spike
 from reports.summary import Summary
 from reports.terminal import METRIC_NAMES, NOT_MEASURED, number, share
 
@@ -44,36 +45,100 @@ def latency(summary: Summary, metric: str, stat: str) -> float | None:
     return None if value is None else float(value)
 
 
-def sentences(summaries: Sequence[Summary], names: Sequence[str]) -> list[str]:
-    """What finished and how fast; where latency differs; what the scheduler paid."""
+def sentences(
+    summaries: Sequence[Summary],
+    names: Sequence[str],
+    slow: Sequence[SlowStart | None] = (),
+    longest: Sequence[Sequence[Spike]] = (),
+) -> list[str]:
+    """Up to three: what finished and how fast; first tokens and what held them up; gaps between tokens and what made them.
+
+    `slow`, `longest`: for each run what its slowest first tokens waited for, and its longest gaps; without them no causes are given.
+    """
+    slow = list(slow) or [None] * len(summaries)
+    longest = list(longest) or [[] for _ in summaries]
     out = [_finished(summaries, names)]
-    if len(summaries) == 2:
-        differences = [text for metric in ("ttft", "itl") if (text := _difference(summaries, names, metric))]
-        if differences:
-            out.append("; ".join(differences) + ".")
-    else:
-        for summary, name in zip(summaries, names, strict=True):
-            parts = [
-                f"{METRIC_NAMES[m]} {p} {number(latency(summary, m, p))} ms"
-                for m in ("ttft", "itl")
-                if (p := highest_percentile([summary], m))
-            ]
-            if parts:
-                out.append(f"{name}: {', '.join(parts)}.")
-    costs = [text for summary, name in zip(summaries, names, strict=True) if (text := _costs(summary, name))]
-    return out + costs
+    first = [_compared(summaries, names, "ttft"), *_waits(summaries, names, slow)]
+    gaps = [_compared(summaries, names, "itl"), *_gap_causes(summaries, names, longest)]
+    for parts in (first, gaps):
+        said = [part for part in parts if part]
+        if said:
+            out.append(_capital("; ".join(said)) + ".")
+    return out
+
+
+def _capital(text: str) -> str:
+    """The sentence begins with a capital, unless with the name of a metric or a run."""
+    return text[0].upper() + text[1:] if text.startswith(("under ", "running ", "both ")) else text
 
 
 def _finished(summaries: Sequence[Summary], names: Sequence[str]) -> str:
     parts = []
     for summary, name in zip(summaries, names, strict=True):
-        requests = summary["benchctl"]["requests"]
+        requests, slo = summary["benchctl"]["requests"], summary["benchctl"]["slo"]
         rate = summary["output_throughput"]
         speed = f", {number(rate)} output tokens/s" if rate is not None else ""
+        met = f", {share(slo['attainment'])} of all within the SLOs" if slo and slo["attainment"] is not None else ""
         parts.append(
-            f"{name} finished {requests['finished']:,} of {requests['total']:,} requests in {number(summary['duration'])} s{speed}"
+            f"{name} finished {requests['finished']:,} of {requests['total']:,} requests in {number(summary['duration'])} s{speed}{met}"
         )
     return "; ".join(parts) + "."
+
+
+def _compared(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> str | None:
+    """One metric at the highest percentile that all carry: the value of one run, the difference of two, the order of more."""
+    percent = highest_percentile(summaries, metric)
+    if percent is None:
+        return None
+    title = f"{METRIC_NAMES[metric]} {percent}"
+    if len(summaries) == 2:
+        return _difference(summaries, names, metric)
+    values = [latency(summary, metric, percent) or 0.0 for summary in summaries]
+    if len(summaries) == 1:
+        return f"{title} is {number(values[0])} ms"
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return f"{title}, lowest first: " + ", ".join(f"{names[i]} {number(values[i])} ms" for i in order)
+
+
+def _worst(summaries: Sequence[Summary], metric: str) -> int | None:
+    """The run whose figure is the largest; None where they are equal."""
+    percent = highest_percentile(summaries, metric)
+    values = [latency(summary, metric, percent) or 0.0 for summary in summaries] if percent else []
+    if not values or (len(values) > 1 and len(set(values)) == 1):
+        return None
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _waits(summaries: Sequence[Summary], names: Sequence[str], slow: Sequence[SlowStart | None]) -> list[str]:
+    """What held the first tokens up in the run where they came latest."""
+    worst = _worst(summaries, "ttft")
+    found = slow[worst] if worst is not None else None
+    if worst is None or found is None:
+        return []
+    under = f" under {names[worst]}" if len(names) > 1 else ""
+    text = f"the slowest {found.num_requests:,} first tokens{under} queued for {number(found.queue_s * 1000)} of their {number(found.ttft_s * 1000)} ms on average"
+    if found.stops and found.queue_s > 0.2 * found.ttft_s:
+        reason, rounds = found.stops[0]
+        text += f", while admission stopped for {reason} in {share(rounds / found.num_rounds)} of the rounds that passed them by"
+    return [text]
+
+
+def _gap_causes(summaries: Sequence[Summary], names: Sequence[str], longest: Sequence[Sequence[Spike]]) -> list[str]:
+    """What running requests paid, for each run, and the round that made the longest gap of the worst one."""
+    out = []
+    for summary, name in zip(summaries, names, strict=True):
+        costs = _costs(summary)
+        if costs:
+            out.append(f"under {name} " + " and ".join(costs) if len(names) > 1 else " and ".join(costs))
+    tops = [(spikes[0].gap_s, place) for place, spikes in enumerate(longest) if spikes]
+    if tops:
+        gap, place = max(tops)
+        spike = longest[place][0]
+        under = f" under {names[place]}" if len(names) > 1 else ""
+        out.append(
+            f"the longest gap{under}, {number(gap * 1000)} ms, is the work of round {spike.round:,}: {spike.why}"
+        )
+    return out
 
 
 def _difference(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> str | None:
@@ -93,32 +158,20 @@ def _difference(summaries: Sequence[Summary], names: Sequence[str], metric: str)
     return f"{title} is {by} lower under {names[low]}: {number(values[low])} ms against {number(values[1 - low])}"
 
 
-def _costs(summary: Summary, name: str) -> str | None:
+def _costs(summary: Summary) -> list[str]:
     ours = summary["benchctl"]
     parts = []
-    for phase, words in (
-        ("stalled", "running requests stood still for"),
-        ("preempted", "preempted requests were without blocks for"),
-    ):
-        spread, whole = ours["latency"][phase], ours["latency"]["e2el"]
-        if spread["n"] and spread["mean_ms"] >= WORTH_SAYING * whole["mean_ms"] > 0:
-            total = spread["mean_ms"] * spread["n"] / 1000
-            parts.append(
-                f"{words} {number(total)} s in all ({share(spread['mean_ms'] / whole['mean_ms'])} of all latency)"
-            )
+    spread, whole = ours["latency"]["stalled"], ours["latency"]["e2el"]
+    if spread["n"] and spread["mean_ms"] >= WORTH_SAYING * whole["mean_ms"] > 0:
+        total = spread["mean_ms"] * spread["n"] / 1000
+        parts.append(
+            f"running requests stood still for {number(total)} s in all ({share(spread['mean_ms'] / whole['mean_ms'])} of all latency)"
+        )
     counters = ours["counters"]
     if counters["preemptions"]:
-        times = "once" if counters["preemptions"] == 1 else f"{counters['preemptions']:,} times"
-        parts.append(
-            f"the scheduler preempted {times}, and {counters['recomputed_tokens']:,} tokens were computed again"
-        )
-    stops = {reason: count for reason, count in ours["stops"]["waiting"].items() if reason != "waiting_empty"}
-    if stops:
-        reason = max(stops, key=lambda key: stops[key])
-        parts.append(
-            f"admission stopped most often for {reason} ({stops[reason]:,} round{'' if stops[reason] == 1 else 's'})"
-        )
-    return f"Under {name}, " + "; ".join(parts) + "." if parts else None
+        times = "one preemption" if counters["preemptions"] == 1 else f"{counters['preemptions']:,} preemptions"
+        parts.append(f"{times} made {counters['recomputed_tokens']:,} tokens be computed again")
+    return parts
 
 
 def cards(summaries: Sequence[Summary]) -> list[Card]:

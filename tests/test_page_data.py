@@ -19,6 +19,7 @@ from reports.roofline import device_use
 from reports.run import Run, open_run
 from reports.spikes import slow_starts, spikes
 from reports.summary import summarize
+from reports.verdict import sentences
 from tests.fake_run import record_golden, record_run, request_of
 
 
@@ -236,3 +237,29 @@ def test_deltas_name_the_better_run_and_call_small_differences_none(nano: Run) -
     found = {delta.label: delta for delta in deltas([summary, slower])}
     assert (found["ITL p50"].best, found["ITL p50"].change) == (0, "× 2.00")
     assert (found["output throughput"].best, found["output throughput"].change) == (1, "+20.0%")
+
+
+# -- the verdict
+
+
+def test_the_verdict_of_one_run_names_cause_and_round(nano: Run) -> None:
+    said = sentences([summarize(nano)], ["nano"], [slow_starts(nano)], [spikes(nano)])
+    assert len(said) == 3
+    assert said[0] == "nano finished 5 of 5 requests in 24.00 s, 2.38 output tokens/s."
+    # R4 queues for round 1, whose loop stopped because it was not the first.
+    assert said[1].startswith("TTFT p50 is 1,000 ms; the slowest 1 first tokens queued for")
+    assert "while admission stopped for not_first in 100.0% of the rounds" in said[1]
+    assert said[2].endswith(
+        "the longest gap, 5,000 ms, is the work of round 6: preempted in round 6 for R3, resumed in round 10."
+    )
+
+
+def test_the_verdict_of_two_equal_runs_says_so(nano: Run) -> None:
+    summary = summarize(nano)
+    said = sentences([summary, summary], ["a", "b"])
+    assert said[1].startswith("TTFT p50 is the same, 1,000 ms") and "ITL p95 is the same" in said[2]
+
+
+def test_the_verdict_of_three_runs_puts_them_in_order(nano: Run) -> None:
+    summary = summarize(nano)
+    assert "TTFT p50, lowest first: a 1,000 ms, b 1,000 ms, c 1,000 ms." in sentences([summary] * 3, ["a", "b", "c"])

@@ -149,3 +149,40 @@ def test_a_check_needs_no_numpy_scalars_in_json(tmp_path: Path) -> None:
         assert all(type(value) is str for value in check.as_dict().values()) and not isinstance(
             check.evidence, np.generic
         )
+
+
+def test_a_saturated_system(tmp_path: Path) -> None:
+    crowded = run_of(tmp_path / "crowded", [(1 + i // 3, request_of(i, f"r{i}", 8, 3)) for i in range(300)])
+    check = found(crowded, "saturated")
+    assert (
+        check is not None
+        and check.level == "warn"
+        and "rounds between the first and the last arrival" in check.evidence
+    )
+    assert "admission stopped most often for max_num_seqs" in check.evidence or "blocks" in check.evidence
+    assert found(run_of(tmp_path / "calm", steady(90, 5)), "saturated") is None
+
+
+def test_rounds_that_ran_cold(tmp_path: Path) -> None:
+    arrivals = [(1 + 8 * i, request_of(i, f"r{i}", 8, 3)) for i in range(12)]
+
+    def run(name: str, first: float, **manifest: Any) -> Run:
+        spent = iter([first])
+        return open_run(
+            record_run(
+                tmp_path / name,
+                "nano",
+                CONFIG,
+                arrivals,
+                duration_of=lambda _: next(spent, 0.01),
+                manifest={"clock": "wall"} | manifest,
+            )
+        )
+
+    check = found(run("cold", 0.5, engine="torch"), "ran cold")
+    # The first round, a prefill of 8 tokens, takes 500 ms where the other prefills of 8 take 10.
+    assert check is not None and check.evidence == (
+        "1 shape took 4 times their median or more at their first use, 490.0 ms lost in all; worst: prefill of 8 tokens, 500.0 ms against 10.0"
+    )
+    assert found(run("warm", 0.01, engine="torch"), "ran cold") is None
+    assert found(run("null", 0.5, engine="null"), "ran cold") is None

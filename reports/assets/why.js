@@ -130,7 +130,7 @@
       const words = (column) => run.words[column].filter((word) => word !== null);
       fill(kind, words("kind").map((word) => [word, word]), "any kind");
       fill(stop, [...new Set([...words("stop_waiting"), ...words("stop_running")])].sort().map((word) => [word, word]), "any stop");
-      fill(event, Object.entries(EVENTS).map(([name, [text]]) => [name, text]), "anything");
+      fill(event, Object.entries(EVENTS).map(([name, [text]]) => [name, text]), "any event");
       number.max = run.n ? run.round[run.n - 1] : 1;
       filter();
     };
