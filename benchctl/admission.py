@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from engines.interface import Int64Array, NewRequest, Rejection
@@ -31,16 +32,14 @@ class AdmissionCounts:
     rejected_reasons: dict[str, int] = field(default_factory=dict)
 
 
-class LazyTokens:
+class LazyTokens(msgspec.Struct, frozen=True, gc=False):
     """Makes a request's ids when called, from its row of the trace. Holds the row's number alone."""
 
-    __slots__ = ("_maker", "_row")
-
-    def __init__(self, maker: Callable[[int], Int64Array], row: int) -> None:
-        self._maker, self._row = maker, row
+    maker: Callable[[int], Int64Array]
+    row: int
 
     def __call__(self) -> Int64Array:
-        return self._maker(self._row)
+        return self.maker(self.row)
 
 
 @dataclass(frozen=True, slots=True)

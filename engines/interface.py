@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,9 +46,10 @@ class SchedulerConfig:
     max_loras: int | None = None  # None: no limit
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
+class NewRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as a scheduler takes it. Sizes are known; ids are made when first looked at.
+
+    A struct outside the garbage collector's care: a million may wait.
 
     `make_token_ids` returns int64 [num_prompt_tokens + num_output_tokens]: the prompt, then the forced outputs, or
     [num_prompt_tokens] when `forced` is false (then the model's tokens are appended by `update`).
