@@ -355,32 +355,6 @@ def replay(
 
 
 @app.command()
-def report(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.", show_default=False)
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out", "-o", help="The page to write. Default: report.html beside the first run.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """Draw one offline HTML page of recorded runs.
-
-    Example: benchctl report runs/sharegpt-20261130-101500 -o report.html
-    """
-
-    def run() -> int:
-        from benchctl.parse import write_report_of
-
-        print(write_report_of(runs, out))
-        return 0
-
-    exit_with(run)
-
-
-@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
@@ -399,4 +373,5 @@ def doctor(
 
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
+from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace

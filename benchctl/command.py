@@ -25,7 +25,7 @@ from benchctl.runner import RunResult, run_one, stop_on_interrupt
 from benchctl.sources import requests_of
 from reports.run import Run, open_run
 from reports.summary import summarize
-from reports.terminal import MAX_ROUNDS, round_table, summary_table
+from reports.terminal import MAX_ROUNDS, advice, column_names, round_table, sparklines, summary_table
 from traces.errors import BenchctlError
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -238,6 +238,12 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
                 stdout.print()
     stdout.print(summary_table(summaries, percentile_metrics=options.percentile_metrics))
     stdout.print()
+    stdout.print(sparklines(runs))
+    stdout.print()
+    ours = [summary["benchctl"] for summary in summaries]
+    hint = advice([entry["checks"] for entry in ours], column_names([entry["run"] for entry in ours]))
+    if hint is not None:
+        stdout.print(hint)
     for result in results:
         line(wide, result.name, f"{result.folder}  {result.status}, digest {result.manifest.get('digest')}")
     if page is not None:

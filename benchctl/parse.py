@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from benchctl.config import KNOB_NAMES, ReplayOptions, flag
@@ -119,22 +118,6 @@ def parse_goodput(values: list[str]) -> dict[str, float]:
             raise BenchctlError(f"two SLOs for {name}", where="--goodput", fix="give one")
         out[name] = limit
     return out
-
-
-def write_report_of(paths: list[str], out: str | None) -> Path:
-    """`benchctl report`: one page of all the runs. Raises BenchctlError."""
-    from reports.run import open_runs
-
-    runs = open_runs(paths)
-    try:
-        from reports.page import write_report
-    except ImportError as error:
-        raise BenchctlError(
-            f"the report needs {error.name}, which is not installed", fix="pip install plotly jinja2", exit_code=1
-        ) from None
-    first = Path(paths[0])
-    page = Path(out) if out else (first if runs[0].path != first else first.parent) / "report.html"
-    return write_report(paths, page)
 
 
 def _words(text: str) -> list[str]:

@@ -69,6 +69,15 @@ def _status(run: Run) -> list[Check]:
     return []
 
 
+def _damage(run: Run) -> list[Check]:
+    """What `salvage` found wrong with the folder."""
+    damage = run.manifest.get("damage")
+    return [
+        Check("error", "the run folder is damaged or not understood whole", str(text), "figures cover what could be read; replay again for the whole")
+        for text in (damage if isinstance(damage, list) else [])
+    ]  # fmt: skip
+
+
 def _rejected(run: Run) -> list[Check]:
     rows = (
         run.scan("requests")
@@ -335,7 +344,7 @@ def _constants(run: Run) -> list[Check]:
 
 
 LOOKS: tuple[Callable[[Run], list[Check]], ...] = (
-    _status, _rejected, _ghosts, _growing, _saturated, _cold, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
+    _damage, _status, _rejected, _ghosts, _growing, _saturated, _cold, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
 )  # fmt: skip
 
 

@@ -40,8 +40,12 @@ def write_report(run_paths: Sequence[str | Path], out_path: str | Path) -> Path:
 
     Raises BenchctlError where a path holds no run, runs replayed different traces, or the page cannot be written.
     """
-    out = Path(out_path)
-    page = render(open_runs(run_paths))
+    return write_runs(open_runs(run_paths), Path(out_path))
+
+
+def write_runs(runs: Sequence[Run], out: Path) -> Path:
+    """The same of runs that are open already."""
+    page = render(runs)
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -202,7 +202,7 @@ def scan(run: Path, table: str) -> pl.LazyFrame:
     files = [file for part in parts(run) if (file := run / f"{table}-{part}.parquet").exists()]
     if not files:
         return pl.LazyFrame(schema=columns)
-    frame = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
+    frame = pl.scan_parquet(files, glob=False, missing_columns="insert", extra_columns="ignore")
     present = frame.collect_schema()
     frame = frame.with_columns(
         *(pl.lit(None, dtype=dtype).alias(name) for name, dtype in columns.items() if name not in present),

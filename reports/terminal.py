@@ -111,20 +111,86 @@ def summary_table(
 
 def check_lines(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[Text]:
     """One paragraph a finding: mark, runs it is about (where there are several), what, evidence, cure. Equal findings are said once."""
+    lines = []
+    for level, runs, what, evidence, cure in _findings(found, names):
+        mark, style = MARKS[level]
+        line = Text(f"{mark} ", style=style)
+        if runs:
+            line.append(f"{runs}: ", style="default")
+        line.append(what, style="bold default")
+        line.append(f": {evidence}. {cure}.", style="default")
+        lines.append(line)
+    return lines
+
+
+def check_texts(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[tuple[str, str]]:
+    """(level, the finding as one text), the gravest first. Equal findings are said once."""
+    return [
+        (level, f"{runs + ': ' if runs else ''}{what}: {evidence}. {cure}.")
+        for level, runs, what, evidence, cure in _findings(found, names)
+    ]
+
+
+def _findings(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
+    """level, runs it is about (empty where there is one run), what, evidence, cure, the gravest first."""
     about: dict[tuple[str, ...], list[str]] = {}
     for checks, name in zip(found, names, strict=True):
         for check in checks:
             about.setdefault((check["level"], check["what"], check["evidence"], check["cure"]), []).append(name)
-    lines = []
-    for (level, what, evidence, cure), runs in sorted(about.items(), key=lambda item: list(MARKS).index(item[0][0])):
-        mark, style = MARKS[level]
-        line = Text(f"{mark} ", style=style)
-        if len(names) > 1:
-            line.append(f"{', '.join(runs)}: ", style="default")
-        line.append(what, style="bold default")
-        line.append(f": {evidence}. {cure[:1].upper()}{cure[1:]}.", style="default")
-        lines.append(line)
-    return lines
+    ranked = sorted(about.items(), key=lambda item: list(MARKS).index(item[0][0]))
+    return [
+        (level, ", ".join(runs) if len(names) > 1 else "", what, evidence, cure[:1].upper() + cure[1:])
+        for (level, what, evidence, cure), runs in ranked
+    ]
+
+
+def advice(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> Text | None:
+    """One line: what to do about the gravest finding. None where nothing is graver than a note."""
+    grave = [finding for finding in _findings(found, names) if finding[0] in ("error", "warn")]
+    if not grave:
+        return None
+    _, runs, what, _, cure = grave[0]
+    line = Text("advice  ", style="bold")
+    line.append(f"{runs + ': ' if runs else ''}{what}: {cure[:1].lower()}{cure[1:]}.")
+    return line
+
+
+TICKS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 46
+
+
+def sparkline(values: Sequence[float], most: float, width: int = SPARK_WIDTH, keep: Callable[..., float] = max) -> str:
+    """At most `width` columns; each shows the `keep` (max or min) of its values, so that a spike of one round is seen."""
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    edges = [len(values) * k // columns for k in range(columns + 1)]
+    parts = [keep(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    top = most or 1
+    return "".join(TICKS[min(int(part / top * (len(TICKS) - 1) + 0.5), len(TICKS) - 1)] for part in parts)
+
+
+def sparklines(runs: Sequence[Run]) -> RenderableType:
+    """Over the rounds of each run: the fewest free blocks, the largest batch, the longest waiting queue, each with its range."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", overflow="fold")
+    names = column_names([{"name": run.name, "path": str(run.path)} for run in runs])
+    for run, name in zip(runs, names, strict=True):
+        rounds = run.read("rounds").sort("round")
+        if not rounds.height:
+            continue
+        if len(runs) > 1:
+            table.add_row(f"[bold]{escape(name)}[/bold]")
+        batch = (rounds["prefill_tokens"] + rounds["decode_tokens"]).to_list()
+        free, waiting = rounds["free_blocks_end"].to_list(), rounds["waiting"].to_list()
+        total = run.usable_blocks or max(free)
+        table.add_row("  free blocks", sparkline(free, total, keep=min), f"{min(free):,}–{max(free):,} of {total:,}")
+        table.add_row("  batch, tokens", sparkline(batch, max(batch)), f"up to {max(batch):,}")
+        if max(waiting):
+            table.add_row("  waiting", sparkline(waiting, max(waiting)), f"up to {max(waiting):,}")
+    return table
 
 
 def column_names(identities: Sequence[dict[str, Any]]) -> list[str]:
