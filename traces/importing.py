@@ -98,15 +98,19 @@ class _Import:
         self._number += 1
         self.report.num_records += 1
         try:
-            drafts = self._reader.read(record, number)
+            for draft in self._reader.read(record, number):
+                try:
+                    self._keep(draft, where)
+                except RowFault as fault:
+                    self._fault(fault, where)
         except RowFault as fault:
             self._fault(fault, where)
-            return
-        for draft in drafts:
-            try:
-                self._keep(draft, where)
-            except RowFault as fault:
-                self._fault(fault, where)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            # A reader may be another package's, and a record may hold anything: what it trips over is that record's fault.
+            reason = f"{type(error).__name__}: {error}"
+            self._fault(
+                RowFault(f"cannot be read as {self.report.format}: {reason:.100}", fix="mend it, or --skip-bad"), where
+            )
 
     def _keep(self, draft: Draft, where: str) -> None:
         row = draft.row

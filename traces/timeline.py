@@ -268,7 +268,7 @@ def _spread_lines(lines: Iterator[Line], tick: int, rng: random.Random) -> Itera
         offsets = sorted(int(rng.random() * tick) for _ in group)
         # A group of one stays where it is: there is nothing to tell apart.
         for offset, line in zip(offsets if len(group) > 1 else [0], group, strict=False):
-            yield with_arrival(line, at + offset) if b'"arrival_s":' in line else line
+            yield with_arrival(line, at + offset)
 
     for ns, line in lines:
         if group and ns != at:

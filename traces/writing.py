@@ -39,9 +39,10 @@ def split_arrival(line: bytes) -> tuple[bytes, int, bytes] | None:
 
 
 def with_arrival(line: bytes, ns: int) -> bytes:
-    """The same line at another time."""
+    """The same line at another time; as it was where it has none."""
     parts = split_arrival(line)
-    assert parts is not None, line
+    if parts is None:
+        return line
     return parts[0] + b'"arrival_s":' + msgspec.json.encode(ns / 1e9) + parts[2]
 
 

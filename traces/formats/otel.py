@@ -18,7 +18,7 @@ from traces.formats.chat import SAMPLING_KEYS, counter
 from traces.formats.times import moment_ns
 from traces.rows import Row, RowFault
 
-CALLS = frozenset({"chat", "text_completion", "generate", "generate_content"})
+CALLS = ("chat", "text_completion", "generate", "generate_content")
 REMEMBERED = 512  # calls of a session, to find parents among
 
 

@@ -48,7 +48,7 @@ class ServeGenClientReader(CsvReader):
     def read(self, record: list[str], number: int) -> Iterable[Draft]:
         try:
             start, rate = float(record[0]), float(record[1])
-            shape = float(record[4]) if rate and record[4].strip() else 1.0
+            shape = float(record[4]) if rate and record[3].strip() else 1.0
         except ValueError:
             raise RowFault(
                 f"no window of a client: {','.join(record)[:60]}", fix="mend the line, or --skip-bad"
