@@ -126,6 +126,8 @@ class _Import:
             and not self._fill_output(draft)
         ):
             raise RowFault("no output length", fix="--output-length N gives every such row one")
+        if row.input_length is None and row.prompt_token_ids is None and row.prompt is None and row.messages is None:
+            raise RowFault("no length of the prompt, and no text", fix="mend the row, or --skip-bad")
         if self._has_failed(draft) and not self._apply_failed(draft, where):
             return
         self._check_lengths(row)

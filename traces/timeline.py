@@ -148,8 +148,6 @@ class Timeline:
                     raise self._descent(path, where, last, time, f"after a fold of {self._fold_ns / 1e9:g} s still")
             elif self._options.on_descent == "error":
                 raise self._descent(path, where, last, time, "")
-            else:
-                return time
         self._last = time
         return time
 
