@@ -24,6 +24,7 @@ from traces.header import Header
 from traces.rows import MAX_LENGTH, BlockCountFault, Row, RowDecoder, RowFault, canonical_line, check, normalize
 from traces.scan import BlockFaults
 from traces.timeline import GapStats, Timeline
+from traces.transform import with_note
 from traces.writing import BodyWriter
 
 MAX_EXAMPLES = 5
@@ -79,7 +80,6 @@ class _Import:
         self._options = options
         self._body = body
         self._decode = RowDecoder()
-        self._block_size = int(reader.header.get("block_size") or options.block_size or 512)
         self._block_faults = BlockFaults()
         self._ids: dict[str, int] = {}  # every id that a source gave → its arrival in ns
         self._timeline = Timeline(options, reader)
@@ -88,6 +88,11 @@ class _Import:
         self._keep_text = options.text
         self._count, self._count_name = counter(options)
         self._estimated = False
+
+    @property
+    def _block_size(self) -> int:
+        # Asked anew: a canonical file's header is its first record.
+        return int(self._reader.header.get("block_size") or self._options.block_size or 512)
 
     def take(self, where: str, record: Any) -> None:
         if isinstance(record, RowFault):
@@ -295,6 +300,8 @@ class _Import:
             notes["counts"] = report.counts
         if options.seed and (reader.synthesizes_times or options.spread != "none"):
             notes["seed"] = options.seed
+        if report.format == "canonical":
+            return self._own_header(notes, times)
         name = options.name or self._path.name.removesuffix(".gz").rsplit(".", 1)[0]
         header: dict[str, Any] = {"name": name, "source": self._path.name, "salt": name, **reader.header}
         header |= {key: value for key, value in report.header.items() if key not in header}
@@ -303,13 +310,18 @@ class _Import:
         origin = self._timeline.origin_ns
         if reader.clock_has_zone is not None and origin is not None:
             header.setdefault("time_origin", iso_text(origin, zone=reader.clock_has_zone))
-        header["on_import"] = (
-            {**(header.get("on_import") or {}), **notes} if report.format != "canonical" else header.get("on_import")
-        )
+        header["on_import"] = notes
         header = {key: value for key, value in header.items() if value is not None}
         # The loader's own rules, once: a format may set any header key.
         msgspec.convert({k: v for k, v in header.items() if k in Header.__struct_fields__}, Header)
         return header
+
+    def _own_header(self, notes: dict[str, Any], times: dict[str, Any]) -> dict[str, Any]:
+        """A canonical file's header as it is; what was changed is one more entry in its list of changes."""
+        given = {"name": self._options.name, "licence": self._options.licence}
+        header = {**self._reader.header, **{key: value for key, value in given.items() if value}}
+        changed = bool(times or self.report.dropped or self.report.counts)
+        return with_note(header, {"import": notes}) if changed else header
 
 
 def _list(counts: Counter[str]) -> str:

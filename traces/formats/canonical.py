@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from traces.formats.base import Draft, Format, ImportOptions, Reader, Sample
-from traces.header import VERSION
-from traces.rows import Row, RowDecoder, RowFault, normalize
+from traces.header import decode_header
+from traces.rows import Row, RowDecoder, normalize
 
 ROW_KEYS = frozenset(Row.__struct_fields__)
 OWN_KEYS = frozenset({"arrival_s", "arrival_round", "think_s", "prompt_token_ids", "segments", "carry"})
@@ -24,12 +24,10 @@ class CanonicalReader(Reader):
     def __init__(self, sample: Sample, options: ImportOptions) -> None:
         super().__init__(sample, options)
         self._decoder = RowDecoder()
-        self.keeps_header = True
 
     def read(self, record: dict[str, Any], number: int) -> Iterable[Draft]:
         if number == 0 and "benchctl_trace" in record:
-            if record["benchctl_trace"] != VERSION:
-                raise RowFault(f"trace version {record['benchctl_trace']!r}; this program reads {VERSION}")
+            decode_header(msgspec.json.encode(record))  # the loader's own rules
             self.header |= {key: value for key, value in record.items() if key != "benchctl_trace"}
             return ()
         row = self._decoder.decode(msgspec.json.encode(record))
