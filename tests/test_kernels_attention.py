@@ -68,7 +68,9 @@ def run(spans, config, *, heads=4, kv_heads=2, head_dim=64, block_size=16, dtype
 
 
 # Triton's interpreter keeps bfloat16 as 16-bit integers and multiplies those: only a device can test it.
-BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bfloat16 dot"))
+BF16 = pytest.param(
+    torch.bfloat16, marks=pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bfloat16 dot")
+)
 
 MIXED = [(0, 1), (0, 17), (15, 1), (16, 1), (31, 33), (100, 5), (63, 1)]
 
