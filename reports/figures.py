@@ -16,7 +16,7 @@ import polars as pl
 
 from reports import metrics
 from reports.run import Run
-from reports.summary import DEFAULT_METRICS, Summary
+from reports.summary import DEFAULT_METRICS, Summary, slo_ms
 
 Figure = dict[str, Any]
 
@@ -155,15 +155,21 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figur
         axis |= {"type": "log", "dtick": 1}
     else:
         axis |= {"rangemode": "tozero"}
-    return {
-        "data": data,
-        "layout": {
-            "height": 300,
-            "xaxis": axis,
-            "yaxis": {"title": {"text": "share of samples"}, "range": [0, 1.02], "tickformat": ".0%"},
-        },
-        "note": "; ".join(thinned) or None,
+    layout: Figure = {
+        "height": 300,
+        "xaxis": axis,
+        "yaxis": {"title": {"text": "share of samples"}, "range": [0, 1.02], "tickformat": ".0%"},
     }
+    limits = sorted({limits[metric] for run in runs if metric in (limits := slo_ms(run))})
+    if limits:
+        line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot", "width": 1.5}}
+        layout["shapes"] = [line | {"x0": limit, "x1": limit, "line": dict(line["line"])} for limit in limits]  # type: ignore[call-overload]
+        at = np.log10(limits) if axis.get("type") == "log" else limits
+        layout["annotations"] = [
+            {"x": float(x), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left", "showarrow": False, "text": f"SLO {limit:g} ms"}
+            for x, limit in zip(at, limits, strict=True)
+        ]  # fmt: skip
+    return {"data": data, "layout": layout, "note": "; ".join(thinned) or None}
 
 
 def samples_ms(run: Run, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -250,7 +256,12 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | N
 
 
 def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figure:
-    """Blocks of a large pool, stacked over time. `frame`: t_end_s and a column for each of `roles` (column -> colour)."""
+    """Blocks of a large pool, stacked over time. `frame`: t_end_s and a column for each of `roles` (column -> colour).
+
+    Of a pool that is never half full the lower part is drawn, and the note says so.
+    """
+    held = int(frame.select(pl.sum_horizontal(*(name for name in roles if name != "free"))).to_series().max() or 0)  # type: ignore[arg-type]
+    part = held < usable / 2
     return {
         "data": [
             {
@@ -262,9 +273,9 @@ def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figu
         "layout": {
             "height": 280,
             "xaxis": {"title": {"text": "time, s"}},
-            "yaxis": {"title": {"text": "blocks"}, "range": [0, usable]},
+            "yaxis": {"title": {"text": "blocks"}, "range": [0, max(held * 1.1, 1) if part else usable]},
         },
-        "note": None,
+        "note": f"of {usable:,} blocks at most {held:,} were not plainly free, so only the lower part is drawn" if part else None,
     }  # fmt: skip
 
 
@@ -320,8 +331,8 @@ def roofline_figure(runs: Sequence[Run], names: Sequence[str], ceilings: tuple[f
         "data": data,
         "layout": {
             "height": 380,
-            "xaxis": {"title": {"text": "FLOP per byte"}, "type": "log"},
-            "yaxis": {"title": {"text": "TFLOP/s"}, "type": "log"},
+            "xaxis": {"title": {"text": "FLOP per byte"}, "type": "log", "dtick": 1},
+            "yaxis": {"title": {"text": "TFLOP/s"}, "type": "log", "dtick": 1},
         },
         "note": "; ".join(notes) or None,
     }

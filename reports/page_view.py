@@ -119,7 +119,7 @@ def _device(run: Run) -> str | None:
     if not isinstance(hardware, dict) or run.engine in ("null", "simulated"):
         return None
     gpu = hardware.get("gpu")
-    on_gpu = str(run.manifest.get("device") or run.setting("device") or "cuda").startswith("cuda")
+    on_gpu = not str(run.manifest.get("device") or run.setting("device") or "cuda").startswith("cpu")
     if isinstance(gpu, dict) and on_gpu:
         return str(gpu.get("name"))
     return (

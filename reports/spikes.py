@@ -95,9 +95,8 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
         .collect()
     )
     lost = mine.filter(pl.col("kind") == "preempt")
-    tokens = (
-        f"{row['prefill_tokens']:,} prefill tokens" if row["prefill_tokens"] else f"{row['decode_tokens']:,} decodes"
-    )
+    decodes = f"{row['decode_tokens']:,} decode{'' if row['decode_tokens'] == 1 else 's'}"
+    tokens = f"{row['prefill_tokens']:,} prefill tokens" if row["prefill_tokens"] else decodes
     took = f"{(row['t_end_s'] - row['t_start_s']) * 1000:,.1f} ms"
     if lost.height:
         other = lost["other"][0]

@@ -138,6 +138,9 @@
     };
     const batch = [{ name: "decode", colour: "c-decode", of: of("decode_tokens") }, { name: "prefill", colour: "c-prefill", of: of("prefill_tokens") }, { name: "cached (not computed)", colour: "c-cached", of: of("cached_tokens") }];
     const pool = [{ name: "used", colour: "c-used", of: (i) => total - free(i) }, { name: "free, reusable", colour: "c-cached-free", of: cachedFree }, { name: "free", colour: "c-free", of: (i) => free(i) - cachedFree(i) }];
+    // Of a pool that is never half full the lower part is drawn.
+    const held = run.tables.rounds.free_blocks_end.reduce((most, value, i) => Math.max(most, total - value + Math.max(cachedFree(i), 0)), 0);
+    const height = held < total / 2 ? Math.max(held * 1.1, 1) : total || 1;
     const queues = [{ name: "running", colour: "c-decode", of: of("running") }, { name: "waiting", colour: "c-waiting", of: of("waiting") }];
     if (present("skipped")) queues.push({ name: "skipped", colour: "c-stalled", dash: [4, 3], of: of("skipped") });
     const host = (column) => (i) => { const value = run.value(column, i); return value > 0 ? value / 1000 : 0; };
@@ -148,7 +151,7 @@
     for (const [column, name, colour] of [["update_s", "update", "h-update"], ["record_s", "record", "h-record"]]) if (run.has(column)) durations.push({ name, colour, of: host(column) });
     const lanes = [
       { title: "Batch", unit: "tokens", height: 120, keys: batch, note: budget ? `budget ${B.int(budget)}` : "", draw: (plane) => stack(plane, run, batch, { mark: budget, least: 1.5 }) },
-      { title: "KV pool", unit: "blocks after the round", height: 84, keys: pool, draw: (plane) => stack(plane, run, pool, { most: total || 1, lasting: true }) },
+      { title: "KV pool", unit: "blocks after the round", height: 84, keys: pool, note: total ? `${B.int(total)} blocks` : "", draw: (plane) => stack(plane, run, pool, { most: height, lasting: true }) },
       { title: "Queues", unit: "requests after the round", height: 84, keys: queues, draw: (plane) => { lines(plane, run, queues); return 1; } },
       { title: "Time", unit: ticks ? "host, ms a round" : "ms a round", height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
       { title: "Kind", height: 20, keys: wordsOf("kind").map((name) => ({ name, colour: B.kindColour(name) })), draw: (plane) => { strip(plane, run, "kind", B.kindColour); return 1; } },
