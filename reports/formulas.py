@@ -47,8 +47,13 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "request_goodput": ("good / T", "requests per second that met every SLO"),
     "attainment": ("good / all requests, the rejected and unfinished among them", "share of requests that met every SLO"),
     # prefix cache
-    "queried_tokens": ("Σ known tokens of every request admitted or resumed", "tokens looked up in the prefix cache"),
-    "hit_tokens": ("Σ cached_tokens over all admissions", "tokens taken from the prefix cache"),
+    "queried_tokens": ("Σ prompt_tokens of every request admitted", "tokens looked up in the prefix cache by first admissions"),
+    "hit_tokens": ("Σ cached_tokens over first admissions", "tokens they took from the prefix cache"),
+    "resumed_queried_tokens": (
+        "Σ known tokens at every return of a preempted request",
+        "tokens looked up by preempted requests that came back",
+    ),
+    "resumed_hit_tokens": ("Σ cached_tokens over those returns", "tokens they took from the prefix cache, their own mostly"),
     "hit_rate": ("hit_tokens / queried_tokens", "share of the tokens looked up that was found"),
     "upper_bound": ("hit_tokens / queried_tokens with an unbounded cache, each request admitted once, in order of the trace", "what the trace offers"),
     # scheduler

@@ -186,7 +186,6 @@ def _scheduler(run: Run) -> dict[str, Any]:
         .collect()
         .row(0)
     )
-    queried, hit = int(totals["queried_tokens"] or 0), int(totals["cached_tokens"] or 0)
     bound = run.manifest.get("prefix_upper_bound")
     peak = metrics.peak_used_blocks(run)
     return {
@@ -202,12 +201,8 @@ def _scheduler(run: Run) -> dict[str, Any]:
             "budget_use": metrics.budget_use(run),
             "max_num_seqs": totals["max_num_seqs"],
         },
-        "prefix_cache": {
-            "queried_tokens": queried,
-            "hit_tokens": hit,
-            "hit_rate": hit / queried if queried else None,
-            "upper_bound": _upper_bound(bound),
-        },
+        "prefix_cache": _prefix_cache(run, int(totals["queried_tokens"] or 0), int(totals["cached_tokens"] or 0))
+        | {"upper_bound": _upper_bound(bound)},
         "counters": {
             "preemptions": int(totals["preempted"] or 0),
             "discarded_tokens": int(discarded or 0),
@@ -218,6 +213,25 @@ def _scheduler(run: Run) -> dict[str, Any]:
         },
         "stops": {loop: metrics.stop_histogram(run, loop) for loop in ("waiting", "running")},
         "host": {name: totals[name] for name in ("schedule_s", "prepare_s", "device_s", "update_s", "record_s")},
+    }
+
+
+def _prefix_cache(run: Run, queried: int, hit: int) -> dict[str, int | float | None]:
+    """Look-ups of first admissions, which the upper bound is about, apart from those of preempted requests coming back.
+
+    `queried`, `hit`: tokens of all of them, 0 where prefix caching is off.
+    """
+    admitted = run.scan("requests").filter(pl.col("cached_tokens").is_not_null())
+    first = admitted.select(pl.col("prompt_tokens").sum(), pl.col("cached_tokens").sum()).collect().row(0)
+    first_queried, first_hit = (int(value or 0) for value in first) if queried else (0, 0)
+    # Before a run has ended, requests under way are in the rounds and not yet among the requests.
+    ended = run.status != "running"
+    return {
+        "queried_tokens": first_queried,
+        "hit_tokens": first_hit,
+        "hit_rate": first_hit / first_queried if first_queried else None,
+        "resumed_queried_tokens": queried - first_queried if ended else None,
+        "resumed_hit_tokens": hit - first_hit if ended else None,
     }
 
 

@@ -127,7 +127,9 @@ def test_scheduler_counters_equal_the_log_s_totals(tmp_path: Path) -> None:
     }
     assert ours["rounds"]["rounds"] == rounds
     assert ours["counters"]["preemptions"] == logged["preemptions"] == 52
-    assert ours["prefix_cache"]["hit_tokens"] == logged["cached_tokens"]
+    cache = ours["prefix_cache"]
+    assert cache["hit_tokens"] + cache["resumed_hit_tokens"] == logged["cached_tokens"]
+    assert cache["queried_tokens"] == ours_prompt_tokens(run) and cache["resumed_hit_tokens"] > 0
     assert ours["counters"]["peak_blocks"] == 30 - logged["min_free_blocks"]
     assert sum(ours["stops"]["waiting"].values()) == logged["rounds"]
     assert sum(ours["stops"]["running"].values()) == logged["decode_rounds"]
@@ -196,6 +198,10 @@ def test_without_token_records_itl_is_empty_and_the_rest_stands(tmp_path: Path) 
     assert (
         summary["mean_ttft_ms"] == whole["mean_ttft_ms"] and summary["output_throughput"] == whole["output_throughput"]
     )
+
+
+def ours_prompt_tokens(run: Run) -> int:
+    return int(run.read("requests")["prompt_tokens"].sum())
 
 
 def test_every_metric_of_the_summary_has_its_formula_in_the_documentation(tmp_path: Path) -> None:
