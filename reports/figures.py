@@ -258,10 +258,15 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | N
 def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figure:
     """Blocks of a large pool, stacked over time. `frame`: t_end_s and a column for each of `roles` (column -> colour).
 
-    Of a pool that is never half full the lower part is drawn, and the note says so.
+    Of a pool that is never half full the lower part is drawn; of many rounds those with extremes. The note says so.
     """
     held = int(frame.select(pl.sum_horizontal(*(name for name in roles if name != "free"))).to_series().max() or 0)  # type: ignore[arg-type]
     part = held < usable / 2
+    frame, thinned = thin(frame, [name for name in roles if name != "free"], MAX_POINTS // 2)
+    cut = (
+        f"of {usable:,} blocks at most {held:,} are shown in colour, so only the lower part is drawn" if part else None
+    )
+    note = "; ".join(text for text in (thinned, cut) if text)
     return {
         "data": [
             {
@@ -275,7 +280,7 @@ def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figu
             "xaxis": {"title": {"text": "time, s"}},
             "yaxis": {"title": {"text": "blocks"}, "range": [0, max(held * 1.1, 1) if part else usable]},
         },
-        "note": f"of {usable:,} blocks at most {held:,} were not plainly free, so only the lower part is drawn" if part else None,
+        "note": note or None,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A large pool in sum: who held its blocks, and how long they had been held, at every drawn round. From the `blocks` events.
+"""A large pool in sum: who held its blocks, and for how long they had been held, after every round. From the `blocks` events.
 
 Vectorized: a block's life is cut at its events; what lies between two cuts is one stretch with one state.
 """
@@ -13,12 +13,11 @@ import polars as pl
 from reports.page_pack import Ints
 from reports.run import Run
 
-POINTS = 600
 AGES = ((0, "under 10 rounds"), (10, "10–99 rounds"), (100, "100–999 rounds"), (1_000, "1,000 rounds or more"))
 
 
 def pool_shares(run: Run) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-    """After each of up to POINTS rounds, blocks by owner class and by age. None without block events.
+    """After each round, blocks by owner class and by age. None without block events.
 
     First frame: round, t_end_s, decoding, prefilling, shared, reusable, free. Second: round, t_end_s, a column for each of AGES.
     """
@@ -58,13 +57,12 @@ def pool_shares(run: Run) -> tuple[pl.DataFrame, pl.DataFrame] | None:
     older = []
     for age, _ in AGES:
         older.append(_count(np.clip(born + age, begin, end), end, np.ones(len(begin), dtype=bool), rounds.height))
-    drawn = np.unique(np.linspace(0, rounds.height - 1, min(POINTS, rounds.height)).round().astype(np.int64))
-    base = {"round": number[drawn], "t_end_s": rounds["t_end_s"].to_numpy()[drawn]}
+    base = {"round": number, "t_end_s": rounds["t_end_s"].to_numpy()}
     classes: dict[str, Any] = {"decoding": decoding, "prefilling": prefilling, "shared": shared, "reusable": reusable, "free": free - reusable}  # fmt: skip
     ages = {name: older[k] - (older[k + 1] if k + 1 < len(older) else 0) for k, (_, name) in enumerate(AGES)}
     return (
-        pl.DataFrame(base | {name: values[drawn] for name, values in classes.items()}),
-        pl.DataFrame(base | {name: values[drawn] for name, values in ages.items()}),
+        pl.DataFrame(base | {name: values for name, values in classes.items()}),
+        pl.DataFrame(base | {name: values for name, values in ages.items()}),
     )
 
 
