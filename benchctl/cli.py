@@ -374,4 +374,5 @@ def doctor(
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
+from benchctl import commands_shrink as _shrink  # noqa: E402, F401 - registers shrink
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace

@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def base() -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str | None]:
     """Python and the packages that a result depends on, without importing them; null where one is not installed."""
     out: dict[str, str | None] = {"python": platform.python_version()}
