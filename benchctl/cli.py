@@ -371,8 +371,10 @@ def doctor(
     exit_with(run)
 
 
+from benchctl import commands_check as _check  # noqa: E402, F401 - registers check-scheduler
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
 from benchctl import commands_shrink as _shrink  # noqa: E402, F401 - registers shrink
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace
+from benchctl import commands_trace_make as _trace_make  # noqa: E402, F401 - and its commands that make and change traces
