@@ -65,7 +65,7 @@ def import_trace(path: str | Path, out: str | Path, options: ImportOptions) -> I
         run = _Import(source, format, reader, options, body)
         for where, record in read_records(sample):
             run.take(where, record)
-            if options.limit is not None and run.report.num_requests >= options.limit:
+            if run.is_full:
                 break
         return run.finish()
 
@@ -94,6 +94,11 @@ class _Import:
         # Asked anew: a canonical file's header is its first record.
         return int(self._reader.header.get("block_size") or self._options.block_size or 512)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether --limit is reached."""
+        return self._options.limit is not None and self.report.num_requests >= self._options.limit
+
     def take(self, where: str, record: Any) -> None:
         if isinstance(record, RowFault):
             self.report.num_records += where[:5] != "after"
@@ -104,6 +109,8 @@ class _Import:
         self.report.num_records += 1
         try:
             for draft in self._reader.read(record, number):
+                if self.is_full:
+                    break
                 try:
                     self._keep(draft, where)
                 except RowFault as fault:
