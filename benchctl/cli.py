@@ -371,6 +371,7 @@ def doctor(
     exit_with(run)
 
 
+from benchctl import commands_check as _check  # noqa: E402, F401 - registers check-scheduler
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
