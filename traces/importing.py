@@ -152,8 +152,12 @@ class _Import:
         arrival = self._timeline.arrival(draft, self._path, where)
         if arrival is not None:
             if row.parents and any(self._ids[parent] > arrival for parent in row.parents):
-                self._reader.counts["parents that arrive after the row: it begins anew"] += 1
-                row.parents = row.think_s = row.carry = None
+                self._reader.counts["parents that arrive after the row: no longer its parents"] += 1
+                row.parents = tuple(parent for parent in row.parents if self._ids[parent] <= arrival) or None
+                if row.parents is None:
+                    row.think_s = None
+                if row.carry is not None and self._ids[row.carry.from_id] > arrival:
+                    row.carry = None
             if arrival >= 0:
                 row.arrival_s = arrival / 1e9
         try:
