@@ -96,7 +96,8 @@ def print_validation(found: Validation, as_json: bool) -> int:
             print(f"{found.path}, line {fault.line}{key}: {printable(fault.what)}")
         for note in found.notes:
             print(f"note: {printable(note)}", file=sys.stderr)
-        verdict = f"{len(found.faults):,} faults" if found.faults else f"no fault; sha256 {found.sha256}"
+        faults = "1 fault" if len(found.faults) == 1 else f"{len(found.faults):,} faults"
+        verdict = faults if found.faults else f"no fault; sha256 {found.sha256}"
         print(f"{found.path}: {found.num_requests:,} good requests, {verdict}")
     return 2 if found.faults else 0
 
