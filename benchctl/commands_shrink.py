@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +117,9 @@ def run_shrink(
                 where=trace,
                 fix=_found(seen, where.names) or "check the options",
             )
+        candidates.deadline = time.monotonic() + limit_s
         found = shrink_rows(rows, candidates.holds, limit_s=limit_s, say=say)
+        candidates.deadline = math.inf
         last = candidates.observe(found.rows)
         assert last is not None and where.holds(last), "what was kept does not hold"
     header = {

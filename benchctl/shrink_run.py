@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ class Tally(NoRecorder):
         stop: threading.Event,
         until: Callable[[Observed], bool] | None,
         max_rounds: float,
+        deadline: float,
     ) -> None:
         self.seen = Observed()
         self._usable, self._stop, self._until, self._against = usable_blocks, stop, until, against
@@ -53,7 +55,7 @@ class Tally(NoRecorder):
         self._ended: list[Any] = []  # rows of `requests`
         self._last_token: dict[int, float] = {}
         self._gaps: list[float] = []
-        self._max_rounds = max_rounds
+        self._max_rounds, self._deadline = max_rounds, deadline
 
     def admit(self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int) -> None:
         self._add("requests", 1)
@@ -111,7 +113,9 @@ class Tally(NoRecorder):
             self._compare(batch.request, batch.start, batch.num_tokens)
         if self._until is not None and self._until(self.seen):
             self._stop.set()
-        elif self.seen.values["rounds"] >= self._max_rounds:
+        elif self.seen.values["rounds"] >= self._max_rounds or (
+            number % 256 == 0 and time.monotonic() > self._deadline
+        ):
             self.seen.cut = True
             self._stop.set()
 
@@ -135,10 +139,13 @@ class Tally(NoRecorder):
         for request in batch.request[batch.yields_token].tolist():
             if request in self._last_token:
                 self._gaps.append(timing.t_end_s - self._last_token[request])
+                self._raise_to("itl_max", self._gaps[-1] * 1000)
             self._last_token[request] = timing.t_end_s
         for request, reason in round.finished:
             ended = ledger.finish(request, reason, timing.t_end_s)
             self._ended.append(ended)
+            for name, seconds in latencies(ended):
+                self._raise_to(f"{name}_max", seconds * 1000)
             self._add("discarded_tokens", ended[12])
             self._add("recomputed_tokens", ended[13])
 
@@ -149,21 +156,26 @@ class Tally(NoRecorder):
             values["hit_rate"] = values.get("cached_tokens", 0) / values["queried_tokens"]
         samples: dict[str, list[float]] = {"itl": self._gaps}
         for row in self._ended:
-            arrival, scheduled, first, last, emitted = row[4], row[6], row[7], row[8], row[10]
-            stalled, preempted = row[15], row[16]
-            samples.setdefault("ttft", []).append(first - arrival)
-            samples.setdefault("e2el", []).append(last - arrival)
-            samples.setdefault("queue", []).append(scheduled - arrival)
-            samples.setdefault("stalled", []).append(stalled)
-            samples.setdefault("preempted", []).append(preempted)
-            if emitted > 1:
-                samples.setdefault("tpot", []).append((last - first) / (emitted - 1))
+            for name, seconds in latencies(row):
+                samples.setdefault(name, []).append(seconds)
         for name, found in samples.items():
             if found:
                 at = np.percentile(found, (50, 90, 95, 99))
                 figures = (float(np.mean(found)), max(found), *at.tolist())
                 values |= {f"{name}_{what}": value * 1000 for what, value in zip(STATISTICS, figures, strict=True)}
         return self.seen
+
+
+def latencies(row: Any) -> Iterator[tuple[str, float]]:
+    """(metric, seconds) of a finished request, from its row of `requests`."""
+    arrival, scheduled, first, last, emitted = row[4], row[6], row[7], row[8], row[10]
+    yield "ttft", first - arrival
+    yield "e2el", last - arrival
+    yield "queue", scheduled - arrival
+    yield "stalled", row[15]
+    yield "preempted", row[16]
+    if emitted > 1:
+        yield "tpot", (last - first) / (emitted - 1)
 
 
 def _holds_by_now(where: Where, before: dict[str, Observed], called: list[str], now: Observed) -> bool:
@@ -185,10 +197,11 @@ class Candidates:
         self._options, self._header, self._where, self._names = options, header, where, names
         self._path = folder / "candidate.jsonl"
         self._max_rounds = math.inf
+        self.deadline = math.inf  # of time.monotonic(): a replay that passes it is given up
 
     def holds(self, rows: Rows) -> bool:
         seen = self.observe(rows)
-        if seen is None or not self._where.holds(seen):
+        if seen is None or time.monotonic() > self.deadline or not self._where.holds(seen):
             return False
         if self._where.growing:
             # What is found on the way is found early: a candidate that needs many times the rounds is not worth its time.
@@ -257,6 +270,7 @@ class Candidates:
             stop=stop,
             until=until,
             max_rounds=max_rounds,
+            deadline=self.deadline,
         )
         try:
             parts = build_run(command, policy, None)

@@ -30,6 +30,7 @@ GROWING = (
 )  # fmt: skip
 STATISTICS = ("mean", "max", "p50", "p90", "p95", "p99")
 TIMED = ("ttft", "tpot", "itl", "e2el", "queue", "stalled", "preempted")
+LARGEST = tuple(f"{metric}_max" for metric in TIMED)  # these only grow, too
 LATENCIES = tuple(f"{metric}_{statistic}" for metric in TIMED for statistic in STATISTICS)
 LEDGER = ("recomputed_tokens", "discarded_tokens")  # need what each request went through
 OTHER = ("duration_s", "hit_rate")
@@ -260,7 +261,7 @@ class _Parser:
     def _grows(self, node: ast.expr) -> bool:
         match node:
             case ast.Name(name) | ast.Attribute(_, name) | ast.Subscript(ast.Name(name), _):
-                return name in GROWING
+                return name in GROWING or name in LARGEST
             case ast.Call(_, _, _):
                 return True  # stop_waiting("…")
         return False
