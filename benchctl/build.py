@@ -163,6 +163,8 @@ def open_earlier(path: str, trace: Trace) -> Run:
             where=path,
             fix="record it with --records compact or full",
         )
+    for table in ("admissions", "decisions", "requests", "rounds"):
+        run.read(table)  # a damaged one is said here
     return run
 
 

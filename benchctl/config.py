@@ -273,7 +273,10 @@ def check_equal_pools(options: ReplayOptions, policies: list[PolicySettings]) ->
 
 def recorded_settings(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Settings of an earlier run for policy `name`: all of them for its own policy, those that both have for another."""
-    config = {key: entry["value"] for key, entry in (manifest.get("config") or {}).items() if isinstance(entry, dict)}
+    config = {key: e.get("value") for key, e in (manifest.get("config") or {}).items() if isinstance(e, dict)}
+    for key, value in config.items():
+        if value is not None and key in KNOB_NAMES:
+            _checked(key, value, f"{key} of the earlier run", "its manifest.json")
     keys = [key for key in KNOB_NAMES if key in SCHEDULERS[name].knobs or key == "max_model_len"]
     limits = manifest.get("limits") or {}
     if manifest.get("scheduler") == name:
@@ -283,8 +286,8 @@ def recorded_settings(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
     return out
 
 
-def _checked(key: str, value: Any) -> Any:
-    """A value of the trace header, of the type that its setting has. Raises BenchctlError."""
+def _checked(key: str, value: Any, what: str = "", where: str = "the trace's header line") -> Any:
+    """A value of the trace header or of an earlier run, of the type that its setting has. Raises BenchctlError."""
     default = _DEFAULTS.get(key)
     if isinstance(default, bool):
         right = isinstance(value, bool)
@@ -295,6 +298,6 @@ def _checked(key: str, value: Any) -> Any:
         right = isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= MAX_LIMIT
     if not right:
         raise BenchctlError(
-            f"limits.{key} is {value!r}", where="the trace's header line", fix=f"give it as {flag(key)} takes it"
+            f"{what or f'limits.{key}'} is {value!r}", where=where, fix=f"give it as {flag(key)} takes it"
         )
     return value

@@ -8,7 +8,9 @@ another.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,15 @@ class Part:
         return pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
 
 
+def disk_fault(error: Exception) -> OSError:
+    """What the system said when a file could not be written; polars has it in its text, or says "transport error"."""
+    if isinstance(error, OSError):
+        return error
+    found = re.search(r"os error (\d+)", str(error))
+    number = errno.EIO if found is None else int(found[1])
+    return OSError(number, str(error).splitlines()[0] if found is None else os.strerror(number))
+
+
 class PartWriter:
     """Writes parts into a run folder, in order. `mode`: of `reports.records.RECORDED`. Owned by one recorder."""
 
@@ -84,9 +95,9 @@ class PartWriter:
                 frame.write_parquet(temporary, compression="zstd", compression_level=1, statistics=False)
                 self.num_bytes += temporary.stat().st_size
                 os.replace(temporary, self.folder / name)
-            except OSError as error:
+            except (OSError, pl.exceptions.ComputeError) as error:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
-                raise unwritable(self.folder, error) from None
+                raise unwritable(self.folder, disk_fault(error)) from None
             self.num_rows[table] += frame.height
         self.num_parts += 1

@@ -20,7 +20,7 @@ from traces.errors import BenchctlError
 from traces.load import Trace, due_round
 from traces.request import Request
 
-MAX_AT = float(2**53)  # seconds or rounds
+MAX_AT = 4e12  # seconds or rounds: in microseconds, as reports count, still inside int64
 
 
 def check_arrivals(trace: Trace, options: ReplayOptions, clock: str) -> str:
@@ -110,7 +110,7 @@ class Times:
 
 
 def within(at: float, what: str) -> None:
-    """Raises BenchctlError where a time, in seconds or rounds, is beyond MAX_AT: a clock would no longer tell it from the next."""
+    """Raises BenchctlError where a time, in seconds or rounds, is beyond MAX_AT."""
     if not at <= MAX_AT:
         raise BenchctlError(
             f"{what}, beyond {MAX_AT:g}",
