@@ -127,7 +127,7 @@ def show(elements: Sequence[Any]) -> None:
 
     from reports.document import to_rich
 
-    Console(highlight=False).print(to_rich(elements))
+    Console(highlight=False).print(to_rich(elements), crop=False)
 
 
 def step_summary(elements: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ from benchctl.gate import EntryResult, Finding, FirstChange, GateResult, Update
 from benchctl.gate_counters import TIMED
 from reports.compare_head import plain
 from reports.compare_text import signed
-from reports.document import Element, Grid, Heading, Items, Text
+from reports.document import Block, Element, Grid, Heading, Items, Text
 from reports.explain import as_json as explanation_json
 from reports.explain import document as explanation_document
 from reports.terminal import number
@@ -80,7 +80,7 @@ def _failure(entry: EntryResult) -> list[Element]:
     out += [Text(note) for note in entry.notes]
     if entry.first is not None:
         out += _first(entry.first)
-    out += [Heading("To see it again"), Items(tuple(commands(entry)))]
+    out += [Heading("To see it again"), Block(tuple(commands(entry)))]  # not wrapped: to be copied
     return out
 
 
