@@ -150,9 +150,17 @@ def replay(
         opt(
             "--engine",
             panel=ENGINE,
-            help="auto, torch or null. Default auto: torch on CUDA, else torch on the CPU. null schedules only.",
+            help="auto, torch, simulated or null. Default auto: torch on CUDA, else torch on the CPU. null schedules only.",
         ),
     ] = "auto",
+    profile: Annotated[
+        str | None,
+        opt(
+            "--profile",
+            panel=ENGINE,
+            help="With --engine simulated: a file that `benchctl calibrate` made, or NAME for profiles/NAME.json.",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         opt(
@@ -374,4 +382,5 @@ def doctor(
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
+from benchctl import commands_simulator as _simulator  # noqa: E402, F401 - registers calibrate and validate
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace
