@@ -433,7 +433,7 @@ def build_engine(command: Command, policy: PolicySettings) -> Engine:
 
 def simulated_clock(engine: SimulatedEngine) -> Callable[[threading.Event], Clock]:
     """Starts a virtual clock on which rounds overlap as on the profile's device."""
-    return lambda stop: OverlappedClock(engine.pop_cost)
+    return lambda stop: OverlappedClock(engine.pop_cost, engine.fit.host.arrive_s)
 
 
 def clock_of(command: Command) -> Callable[[threading.Event], Clock]:

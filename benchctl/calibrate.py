@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from benchctl.calibrate_fit import cells_of, concat, fit_device, fit_host, take
+from benchctl.calibrate_fit import HostTimes, cells_of, concat, fit_device, fit_host, take
 from benchctl.calibrate_rounds import Measured, device_of, driver_of, graphs_of, limit, measured_rounds, model_shape
 from benchctl.manifest import now
 from engines.simulated.cost import bucket_factors, device_time
@@ -92,14 +92,12 @@ def fit_runs(
         cells_of(take(f, has_prefill), device_s[has_prefill]),
         (roof.flops_per_s, roof.bytes_per_s) if roof else None,
     )
-    host = fit_host(
+    times = HostTimes(
         f,
-        np.concatenate([m.launch_s for m in measured]),
-        np.concatenate([m.after_s for m in measured]),
-        device_s,
-        np.concatenate([m.step_s for m in measured]),
-        np.concatenate([m.idle_start for m in measured]),
-        overlapped,
+        *(
+            np.concatenate([getattr(m, name) for m in measured])
+            for name in ("launch_s", "after_s", "device_s", "step_s", "idle_start", "arrive_s")
+        ),
     )
     plain = Fit(
         block_size=block_size,
@@ -108,7 +106,7 @@ def fit_runs(
         flops_identified=found.flops_identified,
         decode=found.decode,
         prefill=found.prefill,
-        host=host,
+        host=fit_host(times, overlapped),
         buckets=(),
         ranges=ranges_of(f),
         residuals=(),

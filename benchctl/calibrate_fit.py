@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from engines.simulated.cost import roofline, work
+from engines.simulated.cost import launch_time, roofline, work
 from engines.simulated.features import Features
 from engines.simulated.profile import Family, FamilyCost, HostCost, ModelShape
 
@@ -21,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 HUBER = 0.05  # relative residuals beyond this count linearly, not squared
+HOST_HUBER = 0.5
 GRID = 24  # steps of a ceiling
 GAIN = 0.002  # a ceiling further from the device's own has to lower the loss by this share
 
@@ -32,6 +34,19 @@ class Cells:
     features: Features
     seconds: Floats
     weight: Floats  # sums to 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Rounds in order, columns as in `calibrate_rounds.Measured`."""
+
+    features: Features
+    launch_s: Floats
+    after_s: Floats
+    device_s: Floats
+    step_s: Floats
+    idle_start: Bools
+    arrive_s: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,9 @@ def _first_good(found: list[tuple[float, float]]) -> float:
     return next(value for loss, value in found if loss <= least * (1 + GAIN) + 1e-12)
 
 
-def robust(columns: Floats, target: Floats, scale: Floats, weight: Floats) -> tuple[float, Floats]:
+def robust(
+    columns: Floats, target: Floats, scale: Floats, weight: Floats, huber: float = HUBER
+) -> tuple[float, Floats]:
     """-> (Huber loss of the residuals relative to `scale`, coefficients >= 0 [k]), by reweighted least squares."""
     a, b = columns / scale[:, None], target / scale
     w, x = weight.copy(), np.zeros(columns.shape[1])
@@ -135,12 +152,12 @@ def robust(columns: Floats, target: Floats, scale: Floats, weight: Floats) -> tu
         root = np.sqrt(w)
         new = nonnegative(a * root[:, None], b * root)
         residual = np.abs(a @ new - b)
-        w = weight * np.minimum(1.0, HUBER / np.maximum(residual, 1e-12))
+        w = weight * np.minimum(1.0, huber / np.maximum(residual, 1e-12))
         if np.allclose(new, x, rtol=1e-5, atol=0):
             break
         x = new
     residual = np.abs(a @ new - b)
-    loss = np.where(residual <= HUBER, residual**2 / 2, HUBER * (residual - HUBER / 2))
+    loss = np.where(residual <= huber, residual**2 / 2, huber * (residual - huber / 2))
     return float(weight @ loss), new
 
 
@@ -164,22 +181,29 @@ def nonnegative(a: Floats, b: Floats) -> Floats:
     return out
 
 
-def fit_host(
-    f: Features, launch_s: Floats, after_s: Floats, device_s: Floats, step_s: Floats, idle: Bools, overlapped: bool
-) -> HostCost:
-    """Host time by sequences and prompt tokens; gaps of the device from rounds that followed at once, or after idling.
+def fit_host(times: HostTimes, overlapped: bool) -> HostCost:
+    """Host time by sequences and prompt tokens, and the gaps of the device.
 
-    `step_s` as in `calibrate_rounds.Measured`. Not overlapped: a step holds host and device time one after the other, and
-    what is left over is `wake_s`.
+    Not overlapped: a step holds host and device time one after the other, and what is left over is `wake_s`.
     """
-    one = np.ones_like(f.num_seqs)
-    has_prefill, weight = np.asarray(f.has_prefill), np.ones_like(f.num_seqs)
+    f = times.features
+    one, has_prefill = np.ones_like(f.num_seqs), np.asarray(f.has_prefill)
+    weight = np.ones_like(f.num_seqs)
     if 0 < (share := has_prefill.mean()) < 1:  # both families count alike, however many rounds they have
         weight = np.where(has_prefill, 0.5 / share, 0.5 / (1 - share))
     weight /= weight.sum()
-    columns = np.stack([one, f.num_seqs, f.prefill_tokens, f.known_tokens], axis=1)
-    launch = robust(columns, launch_s, np.maximum(launch_s, 1e-6), weight)[1]
-    after = robust(np.stack([one, f.num_seqs], axis=1), after_s, np.maximum(after_s, 1e-6), weight)[1]
+
+    def fit(columns: list[Floats], seconds: Floats) -> Floats:
+        # Relative to the family, not to the round: host times have a long tail upwards, and errors relative to each would
+        # favour its low side.
+        scale = np.ones_like(seconds)
+        for rows in (has_prefill, ~has_prefill):
+            if rows.any():
+                scale[rows] = max(float(np.median(seconds[rows])), 1e-6)
+        return robust(np.stack(columns, axis=1), seconds, scale, weight, HOST_HUBER)[1]
+
+    launch = fit([one, f.num_seqs, f.prefill_tokens, f.known_tokens], times.launch_s)
+    after = fit([one, f.num_seqs], times.after_s)
     base = HostCost(
         launch_intercept_s=float(launch[0]),
         launch_per_seq_s=float(launch[1]),
@@ -193,11 +217,12 @@ def fit_host(
         return max(float(np.median(values)), 0.0) if len(values) else 0.0
 
     if not overlapped:
-        return _with(base, gap_s=0.0, wake_s=middle(step_s - device_s - launch_s - after_s))
-    follows = ~idle & ~has_prefill
-    return _with(base, gap_s=middle((step_s - device_s)[follows]), wake_s=middle((step_s - device_s - launch_s)[idle]))
-
-
-def _with(host: HostCost, *, gap_s: float, wake_s: float) -> HostCost:
-    values = {name: getattr(host, name) for name in host.__struct_fields__} | {"gap_s": gap_s, "wake_s": wake_s}
-    return HostCost(**values)
+        return replace(base, wake_s=middle(times.step_s - times.device_s - times.launch_s - times.after_s))
+    follows, beyond = ~times.idle_start & ~has_prefill, times.step_s - times.device_s
+    return replace(
+        base,
+        gap_s=middle(beyond[follows]),
+        # Against the formula: what it misses of the host's time after idling belongs here.
+        wake_s=middle((beyond - np.asarray(launch_time(base, f)))[times.idle_start]),
+        arrive_s=middle(times.arrive_s[~np.isnan(times.arrive_s)]),
+    )

@@ -34,6 +34,7 @@ class Measured:
     launch_s: npt.NDArray[np.float64]  # host: schedule + prepare
     after_s: npt.NDArray[np.float64]  # host: update + record
     step_s: npt.NDArray[np.float64]  # from the later of its start and the end before it, to its end
+    arrive_s: npt.NDArray[np.float64]  # from the first arrival to the start, where the loop slept until then; else nan
     idle_start: npt.NDArray[np.bool_]  # it began when the round before had ended
 
     @property
@@ -74,12 +75,16 @@ def measured_rounds(run: Run) -> Measured:
             end.filter(pl.col("cached_tokens").is_not_null()).sum().alias("known"),
         )
     )
+    arrived = run.scan("admissions").group_by("admitted_round").agg(pl.col("arrival_s").min().alias("first_arrival_s"))
     before = pl.col("t_end_s").shift(1).fill_null(0.0)
+    slept = pl.col("first_arrival_s") > before
     frame = (
         run.scan("rounds")
         .with_columns(
             step_s=pl.col("t_end_s") - pl.max_horizontal(before, "t_start_s"), idle_start=pl.col("t_start_s") > before
         )
+        .join(arrived, left_on="round", right_on="admitted_round", how="left", maintain_order="left")
+        .with_columns(arrive_s=pl.when(slept).then(pl.col("t_start_s") - pl.col("first_arrival_s")))
         .filter(pl.col("device_s") > 0)
         .join(batches, on="round", how="inner", maintain_order="left")
         .collect()
@@ -114,6 +119,7 @@ def measured_rounds(run: Run) -> Measured:
         launch_s=column("schedule_s") + column("prepare_s"),
         after_s=column("update_s") + column("record_s"),
         step_s=column("step_s"),
+        arrive_s=frame["arrive_s"].cast(pl.Float64).fill_null(float("nan")).to_numpy(),
         idle_start=frame["idle_start"].to_numpy(),
     )
 

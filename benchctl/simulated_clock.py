@@ -23,10 +23,12 @@ class OverlappedClock:
     name = "virtual"
     overlaps = True
 
-    def __init__(self, pop_cost: Callable[[], LaunchCost | None]) -> None:
+    def __init__(self, pop_cost: Callable[[], LaunchCost | None], arrive_s: float = 0.0) -> None:
         self.round = 1
         self._pop_cost = pop_cost
+        self._arrive_s = arrive_s  # a sleeping loop's way from an arrival to the start of a round
         self._now = 0.0  # of the host
+        self._slept = False
         self._device_free = 0.0  # when the device has done everything launched so far
         self._ends: dict[int, float] = {}  # round -> when the device ends it; those not landed
 
@@ -36,7 +38,9 @@ class OverlappedClock:
     position = now
 
     def idle(self, until: float) -> None:
-        self._now = max(self._now, until)
+        if until > self._now:
+            self._now = until + self._arrive_s
+            self._slept = True
 
     stalled = idle
 
@@ -53,8 +57,9 @@ class OverlappedClock:
         else:
             launched = self._now + cost.launch_s
             begins = max(self._device_free + cost.gap_s, launched)
-            if launched > self._device_free:
+            if self._slept:  # a device left idle for a moment, between two rounds, need not be woken
                 begins += cost.wake_s
+                self._slept = False
             self._device_free = self._ends[self.round] = begins + cost.device_s
             self._now = launched + cost.after_s
         self.round += 1

@@ -20,8 +20,8 @@ from benchctl.calibrate import predicted_device
 from benchctl.calibrate_rounds import Measured, device_of, measured_rounds
 from benchctl.config import KNOB_NAMES, ReplayOptions
 from benchctl.runner import run_one, stop_on_interrupt
-from engines.simulated.cost import launch_time
-from engines.simulated.profile import RANGED, Fit, Profile
+from engines.simulated.cost import bounds_of, launch_time
+from engines.simulated.profile import FAMILIES, Fit, Profile
 from reports.run import Run, open_run
 from reports.summary import summarize
 from traces.errors import BenchctlError
@@ -141,11 +141,11 @@ def check_same(profile: Profile, run: Run) -> None:
 def kind_errors(fit: Fit, measured: Measured, predicted: Any) -> tuple[KindError, ...]:
     signed = (predicted - measured.device_s) / measured.device_s
     beyond = np.zeros(len(signed), dtype=np.bool_)
-    for r in fit.ranges:
-        assert r.feature in RANGED, r
-        values = getattr(measured.features, r.feature)
-        of_family = measured.has_prefill == (r.family == "prefill")
-        beyond |= of_family & ((values < r.least) | (values > r.greatest))
+    for family in FAMILIES:
+        of_family = measured.has_prefill == (family == "prefill")
+        for feature, (least, greatest) in bounds_of(fit, family).items():
+            values = getattr(measured.features, feature)
+            beyond |= of_family & ((values < least) | (values > greatest))
     out = []
     for kind in sorted(set(measured.kind.tolist())):
         rows = measured.kind == kind

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engines.simulated.features import Features, Values
-from engines.simulated.profile import Family, Fit, HostCost, ModelShape
+from engines.simulated.profile import MARGIN, Family, Fit, HostCost, ModelShape
 
 Bounds = Mapping[str, tuple[float, float]]  # feature -> least, greatest
 
@@ -90,4 +90,5 @@ def bucket_factors(fit: Fit) -> dict[tuple[Family, int], float]:
 
 
 def bounds_of(fit: Fit, family: Family) -> Bounds:
-    return {r.feature: (r.least, r.greatest) for r in fit.ranges if r.family == family}
+    """The fitted ranges, wider by MARGIN at both ends."""
+    return {r.feature: (r.least / MARGIN, r.greatest * MARGIN) for r in fit.ranges if r.family == family}

@@ -22,7 +22,7 @@ class LaunchCost:
     device_s: float
     after_s: float  # host: update, record
     gap_s: float  # device: after a round that directly preceded
-    wake_s: float  # device: after idling
+    wake_s: float  # device: after the loop slept
 
 
 @dataclass(slots=True)

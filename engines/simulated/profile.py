@@ -15,7 +15,8 @@ FORMAT = 1  # of the file; readers refuse another
 Family = Literal["decode", "prefill"]
 FAMILIES: tuple[Family, ...] = ("decode", "prefill")  # rounds of decodes alone; rounds that feed a prompt (mixed too)
 
-# Columns whose fitted range is kept, for each family: beyond it a duration is extrapolated.
+# Columns whose fitted range is kept, for each family: beyond it, by more than MARGIN, a duration is extrapolated.
+MARGIN = 1.1
 RANGED = ("num_seqs", "num_tokens", "context_tokens", "chunk_keys", "single_keys")
 
 
@@ -75,7 +76,10 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     after_intercept_s: float = 0.0
     after_per_seq_s: float = 0.0
     gap_s: float = 0.0  # between two rounds that follow each other on the device
-    wake_s: float = 0.0  # a round that found the device idle
+    wake_s: float = (
+        0.0  # the first round after the loop slept; without overlap: every round, what nothing else explains
+    )
+    arrive_s: float = 0.0  # from an arrival to the start of its round, where the loop slept until then
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
