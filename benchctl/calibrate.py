@@ -103,6 +103,7 @@ def fit_runs(
         block_size=block_size,
         bytes_per_s=found.bytes_per_s,
         flops_per_s=found.flops_per_s,
+        bytes_identified=found.bytes_identified,
         flops_identified=found.flops_identified,
         decode=found.decode,
         prefill=found.prefill,

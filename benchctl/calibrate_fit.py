@@ -8,6 +8,7 @@ it. Needs numpy only: a non-negative least squares of five columns is a page, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ HUBER = 0.05  # relative residuals beyond this count linearly, not squared
 HOST_HUBER = 0.5
 GRID = 24  # steps of a ceiling
 GAIN = 0.002  # a ceiling further from the device's own has to lower the loss by this share
+NEAR = 0.6  # a round tells a ceiling where this share of its time is the roofline's
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class HostTimes:
 class DeviceFit:
     bytes_per_s: float
     flops_per_s: float
+    bytes_identified: bool
     flops_identified: bool
     decode: FamilyCost
     prefill: FamilyCost
@@ -85,13 +88,13 @@ def columns_of(f: Features, family: Family) -> Floats:
     """[num_rounds, k]: what the coefficients of `FamilyCost` multiply, in the order of `family_cost`."""
     one = np.ones_like(f.num_seqs)
     if family == "decode":
-        return np.stack([one, f.padded_seqs], axis=1)
+        return np.stack([one, np.log2(f.padded_seqs)], axis=1)
     return np.stack([one, f.num_seqs, f.padded_tokens, f.chunk_keys, f.single_keys], axis=1)
 
 
 def family_cost(x: Floats, family: Family) -> FamilyCost:
     if family == "decode":
-        return FamilyCost(intercept_s=float(x[0]), per_seq_s=float(x[1]))
+        return FamilyCost(intercept_s=float(x[0]), per_doubling_s=float(x[1]))
     return FamilyCost(
         intercept_s=float(x[0]),
         per_seq_s=float(x[1]),
@@ -114,17 +117,27 @@ def fit_device(model: ModelShape, decode: Cells, prefill: Cells, ceilings: tuple
         floor = np.asarray(roofline(works[family], bytes_per_s, flops_per_s))
         return robust(columns_of(cells.features, family), cells.seconds - floor, cells.seconds, cells.weight)
 
-    # Decodes tell the memory's ceiling: their operations hardly count.
-    found = [(best("decode", decode, b, flops_grid[0])[0], b) for b in bytes_grid]
-    bytes_per_s = _first_good(found)
-    found = [(best("prefill", prefill, bytes_per_s, rate)[0], rate) for rate in flops_grid]
-    flops_per_s = _first_good(found)
-    bound = np.asarray(works["prefill"][0] / flops_per_s > works["prefill"][1] / bytes_per_s)
-    losses = [loss for loss, _ in found]
+    def seek(
+        family: Family, cells: Cells, which: int, grid: list[float], loss_at: Callable[[float], float]
+    ) -> tuple[float, bool]:
+        """(ceiling, whether the rounds tell it). Where they do not, the fit inside their range is no guide beyond it."""
+        told = bool((works[family][which] / grid[0] / cells.seconds).max() >= NEAR)
+        if ceilings is not None and not told:
+            return grid[0], False
+        return _first_good([(loss_at(value), value) for value in grid]), told
+
+    # Decodes tell the memory's ceiling: their operations hardly count. Rounds with prefill tell the other.
+    bytes_per_s, bytes_told = seek(
+        "decode", decode, 1, bytes_grid, lambda value: best("decode", decode, value, flops_grid[0])[0]
+    )
+    flops_per_s, flops_told = seek(
+        "prefill", prefill, 0, flops_grid, lambda value: best("prefill", prefill, bytes_per_s, value)[0]
+    )
     return DeviceFit(
         bytes_per_s=bytes_per_s,
         flops_per_s=flops_per_s,
-        flops_identified=bool(bound.any()) and max(losses) > min(losses) * (1 + 5 * GAIN) + 1e-12,
+        bytes_identified=bytes_told,
+        flops_identified=flops_told,
         decode=family_cost(best("decode", decode, bytes_per_s, flops_per_s)[1], "decode"),
         prefill=family_cost(best("prefill", prefill, bytes_per_s, flops_per_s)[1], "prefill"),
     )

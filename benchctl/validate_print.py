@@ -19,12 +19,14 @@ def profile_tables(profile: Profile, path: Path) -> None:
         Text(f"{profile.name}: {profile.model.name} on {profile.device}, {profile.attention_backend} attention")
     )
     for fit in profile.fits:
-        told = "" if fit.flops_identified else " (no fitted round tells: an upper bound)"
+        untold = " (not told by the fitted rounds)"
+        memory, math = "" if fit.bytes_identified else untold, "" if fit.flops_identified else untold
         console.print(
             Text(
-                f"block size {fit.block_size}: {fit.bytes_per_s / 1e12:.2f} TB/s, {fit.flops_per_s / 1e12:.0f} TFLOP/s{told}; "
-                f"a round of decodes {fit.decode.intercept_s * 1e6:.0f} µs + {fit.decode.per_seq_s * 1e6:.1f} µs a padded sequence, "
-                f"with prefill {fit.prefill.intercept_s * 1e6:.0f} µs, beyond the roofline"
+                f"block size {fit.block_size}: {fit.bytes_per_s / 1e12:.2f} TB/s{memory}, {fit.flops_per_s / 1e12:.0f} TFLOP/s{math}; "
+                f"beyond the roofline decodes take {fit.decode.intercept_s * 1e6:.0f} µs + {fit.decode.per_doubling_s * 1e6:.1f} µs a "
+                f"doubling of sequences, rounds with prefill {fit.prefill.intercept_s * 1e6:.0f} µs + "
+                f"{fit.prefill.per_token_s * 1e6:.2f} µs a token"
             )
         )
         table = Table(

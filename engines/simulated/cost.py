@@ -3,11 +3,14 @@
 Physical first. A round cannot be faster than its bytes through memory nor than its operations through the arithmetic units,
 and the two overlap, so the larger of them counts:
 
-    device_s = (max(bytes / bytes_per_s, flops / flops_per_s) + intercept + per_seq + per_token + walks) * bucket factor
+    device_s = (max(bytes / bytes_per_s, flops / flops_per_s) + rest) * bucket factor
+    rest of decodes     = intercept + per_doubling * log2(sequences)
+    rest with prefill   = intercept + per_seq * sequences + per_token * tokens + per key of the two longest walks
 
-The intercept is what a stack of kernels costs however small they are. In a round with prefill attention walks along the keys
-of its longest chunk, and of its longest sequence that feeds one token, and no further processor shortens a walk; rounds of
-decodes alone split their keys over many programs. The factor of a bucket (a padded size) is 1 where none was measured.
+The intercept is what a stack of kernels costs however small they are. More decodes share its latency until their bytes take
+over, so they add by the doubling. With prefill, attention walks along the keys of the longest chunk and of the longest
+sequence that feeds one token, and no further processor shortens a walk; rounds of decodes alone split their keys over many
+programs. The factor of a bucket (a padded size) is 1 where none was measured.
 
 Every function takes one round or many (`features.Values`), of one family. No torch, no clock, no files.
 """
@@ -15,6 +18,8 @@ Every function takes one round or many (`features.Values`), of one family. No to
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import numpy as np
 
 from engines.simulated.features import Features, Values
 from engines.simulated.profile import MARGIN, Family, Fit, HostCost, ModelShape
@@ -53,7 +58,7 @@ def roofline(work: tuple[Values, Values], bytes_per_s: float, flops_per_s: float
 def beyond_roofline(fit: Fit, f: Features, family: Family) -> Values:
     """The fitted rest, in seconds, before the factor of a bucket."""
     if family == "decode":
-        return fit.decode.intercept_s + fit.decode.per_seq_s * f.padded_seqs
+        return fit.decode.intercept_s + fit.decode.per_doubling_s * np.log2(f.padded_seqs)
     p = fit.prefill
     return (
         p.intercept_s

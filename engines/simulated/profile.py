@@ -60,7 +60,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds beyond the roofline, for one family of rounds; all >= 0."""
 
     intercept_s: float
-    per_seq_s: float = 0.0  # padded sequences for decodes, sequences otherwise
+    per_doubling_s: float = 0.0  # of the padded sequences: log2 of them; decodes only
+    per_seq_s: float = 0.0  # sequences; prefill only
     per_token_s: float = 0.0  # padded tokens; prefill only
     per_chunk_key_s: float = 0.0  # keys that the longest chunk walks through, one tile after another; prefill only
     per_single_key_s: float = 0.0  # keys that the longest sequence feeding one token walks through; prefill only
@@ -127,7 +128,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     bytes_per_s: float
     flops_per_s: float
-    flops_identified: bool  # False: no fitted round was long enough to tell; the greatest rate that agrees stands in
+    bytes_identified: bool  # False: no fitted round was near enough to the ceiling to tell; the device's own stands in
+    flops_identified: bool
     decode: FamilyCost
     prefill: FamilyCost
     host: HostCost
