@@ -42,12 +42,13 @@ def calibrate(runs: Sequence[Run], name: str) -> Profile:
 
     Raises BenchctlError where the runs differ in device, model, dtype or engine, or have too few rounds of a family.
     """
+    measured = [measured_rounds(run) for run in runs]
     check_alike(runs)
     first, model, graphs = runs[0], model_shape(runs[0]), graphs_of(runs[0])
     overlapped, roof = bool(first.manifest.get("overlapped")), ceilings_of(first)
     by_size: dict[int, list[Measured]] = {}
-    for run in runs:
-        by_size.setdefault(limit(run, "block_size"), []).append(measured_rounds(run))
+    for one in measured:
+        by_size.setdefault(limit(one.run, "block_size"), []).append(one)
     return Profile(
         name=name,
         created=now(),
