@@ -64,7 +64,7 @@ class SimulatedEngine:
         device_s = roofline((flops, num_bytes), fit.bytes_per_s, fit.flops_per_s)
         device_s = (device_s + beyond_roofline(fit, f, family)) * self._factors.get((family, f.padded_tokens), 1.0)
         host = fit.host
-        cost = LaunchCost(launch_time(host, f), device_s, after_time(host, f), host.gap_s, host.wake_s)
+        cost = LaunchCost(launch_time(host, f), float(device_s), after_time(host, f), host.gap_s, host.wake_s)
         self._cost = cost
         self._count(family, f)
         return StepResult(
