@@ -383,4 +383,5 @@ from benchctl import commands_compare as _compare  # noqa: E402, F401 - register
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
 from benchctl import commands_simulator as _simulator  # noqa: E402, F401 - registers calibrate and validate
+from benchctl import commands_sweep as _sweep  # noqa: E402, F401 - registers sweep
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace
