@@ -107,12 +107,13 @@ class Command:
 
 def build_command(options: ReplayOptions) -> Command:
     """Check the options against each other, open the trace, choose the engine, settle every policy. Raises BenchctlError."""
-    names = chosen_schedulers(options.schedulers)
-    notes = check_flags(options, names)
     check_together(options)
     trace = open_trace(options.trace, skip_bad=options.skip_bad)
-    notes += trace.notes
     earlier = None if options.from_run is None else open_earlier(options.from_run, trace)
+    # Repeating a run repeats its policy, unless another is asked for.
+    asked = options.schedulers or (() if earlier is None else (str(earlier.manifest.get("scheduler")),))
+    names = chosen_schedulers(asked)
+    notes = check_flags(options, names) + trace.notes
     if earlier is not None:
         options = as_recorded(options, earlier, notes)
     engine = choose_engine(options, trace)
@@ -326,8 +327,10 @@ def settle_all(
 # -- one run
 
 
-def build_run(command: Command, policy: PolicySettings, folder: Path | None) -> RunParts:
-    """Everything for one run of `policy`; its engine holds memory until `close`. Raises BenchctlError."""
+def build_run(
+    command: Command, policy: PolicySettings, folder: Path | None, stop: threading.Event | None = None
+) -> RunParts:
+    """Everything for one run of `policy`; its engine holds memory until `close`. `stop` ends warm-ups. Raises BenchctlError."""
     options, trace, notes = command.options, command.trace, list[str]()
     engine = build_engine(command, policy)
     scheduler: Scheduler = policy.info.build(policy.config, log_decisions=folder is not None)
@@ -350,7 +353,7 @@ def build_run(command: Command, policy: PolicySettings, folder: Path | None) -> 
     )
     if options.num_warmups:
         warmed = scheduler if options.warm_cache else policy.info.build(policy.config, log_decisions=False)
-        warm_up(command, warmed, engine, admission)
+        warm_up(command, warmed, engine, admission, stop or threading.Event())
     arrivals: Arrivals
     if command.earlier is not None:
         arrivals = recorded_arrivals(trace, command.earlier)
@@ -449,25 +452,28 @@ def clock_of(command: Command) -> Callable[[threading.Event], Clock]:
     return WallClock
 
 
-def warm_up(command: Command, scheduler: Scheduler, engine: Engine, admission: Admission) -> None:
+def warm_up(
+    command: Command, scheduler: Scheduler, engine: Engine, admission: Admission, stop: threading.Event
+) -> None:
     """Run the sizes of the first `--num-warmups` requests with ids that share no prefix with the trace, all at once.
 
     Their rows are negative, so none is a row of the trace. What the scheduler refuses is left out.
     """
-    generator = np.random.default_rng([command.options.seed, 0x77617265])
-    top = command.engine.vocab_size or 2**62
+    seed, top = command.options.seed, command.engine.vocab_size or 2**62
+
+    def ids(number: int, length: int) -> npt.NDArray[np.int64]:
+        return np.random.default_rng([seed, 0x77617265, number]).integers(0, top, length, dtype=np.int64)
+
     for number, request in enumerate(
         islice(requests_of(command.trace, command.options, command.clock), command.options.num_warmups), 1
     ):
         new, rejection = admission.prepare(request, 0.0)
-        ids = generator.integers(0, top, new.num_prompt_tokens + new.num_output_tokens, dtype=np.int64)
+        prompt, output = new.num_prompt_tokens, new.num_output_tokens
         if rejection is None:
-            scheduler.add(
-                NewRequest(
-                    -number, f"warm-up {number}", new.num_prompt_tokens, new.num_output_tokens, partial(np.copy, ids)
-                )
-            )
-    while scheduler.has_unfinished():
+            # Made when looked at: a scheduler refuses by the lengths alone what no memory would hold.
+            make = partial(ids, number, prompt + output)
+            scheduler.add(NewRequest(-number, f"warm-up {number}", prompt, output, make))
+    while scheduler.has_unfinished() and not stop.is_set():
         round = scheduler.schedule()
         result = engine.collect(engine.launch(round.batch)) if round.batch.num_seqs else None
         assert round.batch.num_seqs or round.num_preempted, "a warm-up round that scheduled nothing"

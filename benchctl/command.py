@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
 import traceback
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
-from benchctl.manifest import FILE, write_manifest
+from benchctl.manifest import FILE, TEMPORARY, write_manifest
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
@@ -44,7 +45,7 @@ def run_replay(options: ReplayOptions) -> int:
     with stop_on_interrupt() as stop:
         for name, policy in run_order(command):
             folder = None if out is None else out / name
-            parts = build_run(command, policy, folder)
+            parts = build_run(command, policy, folder, stop)
             try:
                 if folder is not None:
                     make_run_folder(folder, options.force)
@@ -61,11 +62,11 @@ def run_replay(options: ReplayOptions) -> int:
                     return result.error.exit_code
             if stop.is_set() or result.outcome.interrupted:
                 break
-    show(command, results, out, err)
+    page_written = show(command, results, out, err)
     if any(result.status == "interrupted" for result in results):
         return INTERRUPTED
     broken = any(result.status != "complete" or result.outcome.rejected for result in results)
-    return FAILED if broken else OK
+    return FAILED if broken or not page_written else OK
 
 
 def run_order(command: Command) -> Iterator[tuple[str, PolicySettings]]:
@@ -80,7 +81,7 @@ def out_folder(command: Command) -> Path:
     """`--out`, or runs/<trace>-<time>. Checks all run folders before anything runs. Raises BenchctlError."""
     options = command.options
     if options.out is None:
-        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in command.trace.name) or "trace"
+        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in command.trace.name)[:64] or "trace"
         out = Path("runs") / f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         number = 1
         while out.exists():
@@ -95,12 +96,18 @@ def out_folder(command: Command) -> Path:
 
 def check_free(folder: Path, force: bool) -> None:
     """Refuse to write over anything but, with `force`, an earlier run."""
-    if not folder.exists() and not folder.is_symlink():
+    try:
+        if not os.path.lexists(folder):
+            folder.stat()  # says why, where there cannot be one
+        if not folder.is_dir():
+            raise BenchctlError(f"{folder} exists and is no folder", where="--out", fix="name another --out")
+        # A manifest under its temporary name is what is left where the first one could not be written, or was cut short.
+        if not any(path.name != TEMPORARY for path in folder.iterdir()):
+            return
+    except FileNotFoundError:
         return
-    if not folder.is_dir():
-        raise BenchctlError(f"{folder} exists and is no folder", where="--out", fix="name another --out")
-    if not any(folder.iterdir()):
-        return
+    except OSError as error:
+        raise unusable(folder, error) from None
     is_run = (folder / FILE).is_file()
     if not force or not is_run:
         what = "holds an earlier run" if is_run else "is not empty, and holds no run"
@@ -115,9 +122,12 @@ def make_run_folder(folder: Path, force: bool) -> None:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
     except OSError as error:
-        raise BenchctlError(
-            f"{folder} cannot be made: {error.strerror}", where="--out", fix="name another --out"
-        ) from None
+        raise unusable(folder, error) from None
+
+
+def unusable(folder: Path, error: OSError) -> BenchctlError:
+    name = str(folder) if len(str(folder)) < 200 else f"{str(folder)[:60]}…"
+    return BenchctlError(f"{name} cannot be made: {error.strerror}", where="--out", fix="name another --out")
 
 
 def account_for(engine: Engine, result: RunResult, err: Console) -> RunResult:
@@ -203,14 +213,17 @@ def say_error(result: RunResult, err: Console) -> None:
 
 def finish(command: Command, policy: PolicySettings, result: RunResult) -> RunResult:
     """Add to a run what needs its records or the whole trace."""
-    if result.folder is None:
+    if result.folder is None or result.error is not None:
         return result
     manifest = dict(result.manifest)
     if result.status == "complete" and policy.config.enable_prefix_caching:
         manifest["prefix_upper_bound"] = prefix_bound(command, policy.config.block_size)
     if command.options.outputs == "sampled" and command.engine.tokenizer is not None:
         write_outputs(open_run(result.folder), command.engine.tokenizer)
-    write_manifest(result.folder, manifest)
+    try:
+        write_manifest(result.folder, manifest)
+    except BenchctlError as fault:
+        return RunResult(result.name, result.folder, "failed", result.outcome, result.manifest, fault)
     return RunResult(result.name, result.folder, result.status, result.outcome, manifest, result.error)
 
 
@@ -225,11 +238,17 @@ def write_outputs(run: Run, tokenizer: Any) -> None:
             file.write(json.dumps({"id": run.ids[row], "text": text, "token_ids": ids}, ensure_ascii=False) + "\n")
 
 
-def show(command: Command, results: list[RunResult], out: Path | None, err: Console) -> None:
-    """Summary to stdout (or JSON), then the paths."""
+def show(command: Command, results: list[RunResult], out: Path | None, err: Console) -> bool:
+    """Summary to stdout (or JSON), then the paths. False: the page could not be written, as was said; all else stands."""
     options = command.options
     runs = [open_run(result.folder) for result in results if result.folder is not None]
-    page = write_page(runs, out, options, err) if out is not None and options.report and runs else None
+    page, page_written = None, True
+    if out is not None and options.report and runs:
+        try:
+            page = write_page(runs, out, options, err)
+        except BenchctlError as error:
+            page_written = False
+            err.print(Text(f"Error: {error}"))
     summaries = [
         summarize(run, percentile_metrics=options.percentile_metrics, percentiles=options.metric_percentiles)
         for run in runs
@@ -239,7 +258,7 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
             summary["benchctl"]["path"] = None if result.folder is None else str(result.folder)
             summary["benchctl"]["report"] = None if page is None else str(page)
         print(json.dumps(summaries[0] if len(summaries) == 1 else {"runs": summaries}, indent=1, default=str))
-        return
+        return page_written
     stdout = Console(highlight=False)
     wide = Console(highlight=False, soft_wrap=True)  # paths stay on one line, to be copied
     if not runs:
@@ -247,7 +266,7 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
             stdout.print(
                 Text(f"{result.name}: " + ", ".join(f"{k} {v}" for k, v in summary["benchctl"]["counts"].items()))
             )
-        return
+        return page_written
     if command.clock == "rounds":
         for run in runs:
             if 0 < run.scan("rounds").select(pl.len()).collect().item() <= MAX_ROUNDS:
@@ -265,6 +284,7 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
         line(wide, result.name, f"{result.folder}  {result.status}, digest {result.manifest.get('digest')}")
     if page is not None:
         line(wide, "report", str(page))
+    return page_written
 
 
 def counts_only(result: RunResult) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def explain(
     run: Annotated[str, typer.Argument(help="A run folder.", show_default=False)],
     round: Annotated[int | None, opt("--round", panel=WHAT, help="A round by its number.")] = None,
     request: Annotated[
-        str | None, opt("--request", panel=WHAT, help="A request by its id, or its trace row: #12.")
+        str | None, opt("--request", panel=WHAT, help="A request by its id, or its trace row: '#12' (quoted: a shell takes # for a comment).")
     ] = None,
     spike: Annotated[
         str | None, opt("--spike", panel=WHAT, help="itl or ttft: the worst inter-token gap or time to first token.")

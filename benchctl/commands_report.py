@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,8 +67,11 @@ def report(
             written = write(found, format, target(runs, found, out, format))
         for text in wrong:
             print(f"Warning: {text}", file=sys.stderr)
-        if open_page and written is not None and not webbrowser.open(written.resolve().as_uri()):
-            print(f"Warning: no browser could be opened; the page is {written}", file=sys.stderr)
+        if open_page and written is not None:
+            import webbrowser
+
+            if not webbrowser.open(written.resolve().as_uri()):
+                print(f"Warning: no browser could be opened; the page is {written}", file=sys.stderr)
         return 1 if wrong else 0
 
     exit_with(run)

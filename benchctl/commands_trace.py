@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,11 @@ Out = Annotated[Path, opt("--out", "-o", panel=OUTPUT, help="The trace to write;
 Json = Annotated[bool, opt("--json", panel=OUTPUT, help="Print the result as JSON.")]
 SkipBad = Annotated[bool, opt("--skip-bad", panel=READ, help="Leave faulty rows out, and count them.")]
 Seed = Annotated[int, opt("--seed", help="Of everything that is drawn. Default 0.")]
+
+
+def run_command(run: Callable[[], int]) -> None:
+    """End the command with the exit code of `run`."""
+    exit_with(run)
 
 
 @app.command("import")
@@ -129,7 +135,7 @@ def import_(
 
         return print_import(import_trace(file, out, import_options(**given)), json)
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command()
@@ -146,7 +152,7 @@ def formats() -> None:
             print(f"{name:18} {format.title}")
         return 0
 
-    exit_with(run)
+    run_command(run)
 
 
 Trace = Annotated[str, typer.Argument(help="A trace, or a bundled one by name.", show_default=False)]
@@ -187,7 +193,7 @@ def info(
             write_trace_page(found, html)
         return print_info(found, json, html)
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command()
@@ -207,7 +213,7 @@ def validate(
 
         return print_validation(check(trace, strict=strict), json)
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command()
@@ -238,7 +244,4 @@ def export(
         at_least_one("--vocab-size", vocab_size)
         return print_export(export_trace(open_trace(trace), out, to, block_size=block_size, vocab_size=vocab_size))
 
-    exit_with(run)
-
-
-from benchctl import commands_trace_make as _make  # noqa: E402, F401 - registers the commands that make and change traces
+    run_command(run)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.cli import exit_with
-from benchctl.commands_trace import OUTPUT, ROWS, TIMES, Out, Seed, Trace, app, opt
+from benchctl.commands_trace import OUTPUT, ROWS, TIMES, Out, Seed, Trace, app, opt, run_command
 
 
 @app.command()
@@ -24,7 +23,7 @@ def sort(trace: Trace, out: Out) -> None:
 
         return print_change(sort_trace(open_trace(trace, any_order=True), out))
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command("slice")
@@ -75,7 +74,7 @@ def slice_(
         )  # fmt: skip
         return print_change(slice_trace(open_trace(trace), out, options))
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command()
@@ -100,7 +99,7 @@ def scale(
         opened = open_trace(trace)
         return print_change(scale_trace(opened, out, scale_factor(opened, time_scale, speedup, rate)))
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command()
@@ -132,7 +131,7 @@ def merge(
             raise BenchctlError("one trace is nothing to merge", fix="name two or more")
         return print_change(merge_traces([open_trace(name) for name in traces], out, align))  # type: ignore[arg-type]
 
-    exit_with(run)
+    run_command(run)
 
 
 @app.command("shuffle-arrivals")
@@ -149,7 +148,7 @@ def shuffle(trace: Trace, out: Out, seed: Seed = 0) -> None:
 
         return print_change(shuffle_arrivals(open_trace(trace), out, seed))
 
-    exit_with(run)
+    run_command(run)
 
 
 ARRIVALS, SHAPE, GROUPS = "Arrivals", "Lengths", "Prefix groups and trees"
@@ -245,4 +244,4 @@ def synth(
         kind, process, options = synth_plan(**given)
         return print_synth(synthesize(kind, process, options, out))
 
-    exit_with(run)
+    run_command(run)

@@ -27,6 +27,7 @@ VLLM_DIFFERS: dict[str, str] = {
 }
 
 MAX_BLOCKS = 2**26
+MAX_LIMIT = 2**60  # of a limit in a trace's header, as of the flags
 POOL_KEYS = ("num_blocks", "kv_cache_tokens")
 KNOB_NAMES = tuple(f.name for f in fields(SchedulerConfig) if f.name != "num_blocks")
 _DEFAULTS = {f.name: f.default for f in fields(SchedulerConfig)}
@@ -292,7 +293,7 @@ def _checked(key: str, value: Any) -> Any:
         right = isinstance(value, str)
     else:
         kinds = (int, float) if isinstance(default, float) else int
-        right = isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
+        right = isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value <= MAX_LIMIT
     if not right:
         raise BenchctlError(
             f"limits.{key} is {value!r}", where="the trace's header line", fix=f"give it as {flag(key)} takes it"

@@ -6,28 +6,52 @@ killed still says running. Keys that reports read are listed in `reports.records
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchctl import __version__
 from reports import records
+from traces.errors import BenchctlError
 
 FILE = "manifest.json"
+TEMPORARY = f".{FILE}.tmp"
 PACKAGES = ("numpy", "polars", "msgspec", "xxhash", "torch", "triton", "transformers", "safetensors")
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the folder's manifest at once: a reader sees the old one or the new one, never half of one."""
-    temporary = folder / f".{FILE}.tmp"
-    temporary.write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, folder / FILE)
+    """Replace the folder's manifest at once: a reader sees the old one or the new one, never half of one.
+
+    Raises BenchctlError where the disk does not take it; the old one then stands.
+    """
+    temporary = folder / TEMPORARY
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n"
+    try:
+        # A path whose bytes are no UTF-8 has halves of surrogate pairs: they are written as JSON's own escapes.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, folder / FILE)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise unwritable(folder, error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> BenchctlError:
+    """The disk is full, the folder is gone: no fault of the run's."""
+    return BenchctlError(
+        f"the record cannot be written: {error.strerror or error}",
+        where=str(folder),
+        fix="make room there, or name another --out",
+        exit_code=1,
+    )
 
 
 def now() -> str:
@@ -45,6 +69,7 @@ def base() -> dict[str, Any]:
     }
 
 
+@cache
 def versions() -> dict[str, str | None]:
     """Python and the packages that a result depends on, without importing them; null where one is not installed."""
     out: dict[str, str | None] = {"python": platform.python_version()}

@@ -24,6 +24,11 @@ AT_LEAST: dict[str, float] = {
     "max_loras": 1, "long_prefill_token_threshold": 0, "max_concurrency": 1, "num_prompts": 1, "num_warmups": 0, "num_repeats": 1,
     "seed": 0,
 }  # fmt: skip
+MAX_INT = 2**60  # of any integer but the seed: sums of two stay inside the record's int64
+MAX_SEED = 2**63 - 1
+MAX_SCALE = 1e12  # of --time-scale, and of 1 / --speedup
+MIN_RATE = 1e-9  # requests a second
+MIN_BURSTINESS = 1e-6
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -35,11 +40,24 @@ def replay_options(**given: Any) -> ReplayOptions:
     for name, least in AT_LEAST.items():
         if given[name] is not None and given[name] < least:
             raise BenchctlError(f"{flag(name)} is {given[name]}", fix=f"give {least:g} or more")
+        most = MAX_SEED if name == "seed" else MAX_INT
+        if given[name] is not None and given[name] > most:
+            raise BenchctlError(f"{flag(name)} is {given[name]}", fix=f"give {most} or less")
+    for name, value in given.items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not is_unicode(text):
+                raise BenchctlError(
+                    f"the bytes of {text!r} are no UTF-8",
+                    where="TRACE" if name == "trace" else flag(name),
+                    fix="name it in UTF-8",
+                )
     scale = _scale(given["time_scale"], given["speedup"])
     rate = _rate(given["request_rate"])
     if given["burstiness"] is not None and rate is None:
         raise BenchctlError("--burstiness shapes the gaps of --request-rate", fix="add --request-rate R")
     burstiness = 1.0 if given["burstiness"] is None else _positive("--burstiness", given["burstiness"])
+    if burstiness < MIN_BURSTINESS:
+        raise BenchctlError(f"--burstiness is {burstiness}", fix=f"give {MIN_BURSTINESS:g} or more")
     if rate is not None and scale is not None:
         raise BenchctlError("--request-rate replaces the gaps that --time-scale and --speedup change", fix="give one")
     if given["warm_cache"] and not given["num_warmups"]:
@@ -131,12 +149,25 @@ def _positive(name: str, value: float) -> float:
     return value
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8: arguments whose bytes were no UTF-8 hold halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _scale(time_scale: float | None, speedup: float | None) -> float | None:
     if time_scale is not None and speedup is not None:
         raise BenchctlError("--time-scale multiplies the gaps and --speedup divides them", fix="give one of the two")
     if speedup is not None:
-        return 1.0 / _positive("--speedup", speedup)
-    return None if time_scale is None else _positive("--time-scale", time_scale)
+        if _positive("--speedup", speedup) < 1.0 / MAX_SCALE:
+            raise BenchctlError(f"--speedup is {speedup}", fix=f"give {1.0 / MAX_SCALE:g} or more")
+        return 1.0 / speedup
+    if time_scale is not None and _positive("--time-scale", time_scale) > MAX_SCALE:
+        raise BenchctlError(f"--time-scale is {time_scale}", fix=f"give {MAX_SCALE:g} or less")
+    return time_scale
 
 
 def _rate(text: str | None) -> float | None:
@@ -148,6 +179,8 @@ def _rate(text: str | None) -> float | None:
         rate = math.nan
     if not rate > 0:
         raise BenchctlError(f"--request-rate is {text!r}", fix="requests a second, such as 4.5, or inf")
+    if rate < MIN_RATE:
+        raise BenchctlError(f"--request-rate is {text!r}", fix=f"give {MIN_RATE:g} requests a second or more")
     return rate
 
 

@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import polars as pl
 
 from benchctl.buffers import BatchBuffer, block_buffer, block_frame, decision_buffer, decision_frame, rows_frame
 from benchctl.digest import DecisionDigest
+from benchctl.manifest import unwritable
 from reports import records
 
 
@@ -69,7 +71,7 @@ class PartWriter:
         self.num_bytes = 0
 
     def write(self, part: Part) -> None:
-        """Every recorded table has a file in every part, also where it has no rows."""
+        """Every recorded table has a file in every part, also where it has no rows. Raises BenchctlError where the disk is full."""
         made: dict[str, pl.DataFrame] = {}
         if "batches" in self.tables:
             make = part.batch.compact_frames if self.mode == "compact" else part.batch.frames
@@ -78,8 +80,13 @@ class PartWriter:
             frame = made.pop(table) if table in made else part.frame(table)
             name = f"{table}-{self.num_parts:05d}.parquet"
             temporary = self.folder / f".{name}.tmp"
-            frame.write_parquet(temporary, compression="zstd", compression_level=1, statistics=False)
-            self.num_bytes += temporary.stat().st_size
-            os.replace(temporary, self.folder / name)
+            try:
+                frame.write_parquet(temporary, compression="zstd", compression_level=1, statistics=False)
+                self.num_bytes += temporary.stat().st_size
+                os.replace(temporary, self.folder / name)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise unwritable(self.folder, error) from None
             self.num_rows[table] += frame.height
         self.num_parts += 1

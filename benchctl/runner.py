@@ -67,10 +67,11 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
         else FileRecorder(parts.folder, parts.scheduler, parts.usable_blocks, parts.records)
     )
     outcome, error = Outcome(), None
-    clock = parts.start_clock(stop)
-    # What is built lives as long as the run: the collector need not look through it again and again.
+    # What is built lives as long as the run: the collector need not look through it again and again. This takes a quarter
+    # of a second with torch loaded, so the clock starts after it.
     gc.collect()
     gc.freeze()
+    clock = parts.start_clock(stop)
     began = time.perf_counter()
     try:
         replay(
@@ -111,7 +112,10 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
             "rows": recorder.counts,
         }
     if parts.folder is not None:
-        write_manifest(parts.folder, manifest)
+        try:
+            write_manifest(parts.folder, manifest)
+        except BenchctlError as fault:  # the disk is full: the folder goes on saying that it runs
+            error, status = error or fault, "failed"
     return RunResult(parts.name, parts.folder, status, outcome, manifest, error)
 
 

@@ -20,6 +20,8 @@ from traces.errors import BenchctlError
 from traces.load import Trace, due_round
 from traces.request import Request
 
+MAX_AT = float(2**53)  # seconds or rounds
+
 
 def check_arrivals(trace: Trace, options: ReplayOptions, clock: str) -> str:
     """`trace` or `session`: how requests get their times. Raises BenchctlError where some get none."""
@@ -80,7 +82,10 @@ class Times:
             elif self._rate is None and request.arrival_round is not None:
                 tick = int((request.arrival_round - 1) * self.scale)
             else:
+                rounds = (at or 0.0) * self.scale / self._round_seconds
+                within(rounds, f"request {request.id} would arrive before round {rounds:g}")
                 tick = int((at or 0.0) * self.scale // self._round_seconds)
+            within(tick, f"request {request.id} would arrive before round {tick:g}")
             return Due(tick, float(tick), request, float(tick) if request.arrival_s is None else request.arrival_s)
         if at is None:
             raise BenchctlError(
@@ -90,14 +95,36 @@ class Times:
             )
         if self._rate is None:
             at *= self.scale
+        within(at, f"request {request.id} would arrive at {at:g} s")
         return Due(at, at, request, at)
 
     def after(self, seconds: float) -> float:
         """A gap of the trace on the run's clock."""
-        return seconds * self.scale / (self._round_seconds if self._ticks else 1.0)
+        gap = seconds * self.scale / (self._round_seconds if self._ticks else 1.0)
+        within(gap, f"a think time would be {gap:g} {'rounds' if self._ticks else 's'}")
+        return gap
 
     def position(self, at_s: float) -> float:
+        within(at_s, f"a turn would arrive at {at_s:g}")
         return math.ceil(at_s) if self._ticks else at_s
+
+
+def within(at: float, what: str) -> None:
+    """Raises BenchctlError where a time, in seconds or rounds, is beyond MAX_AT: a clock would no longer tell it from the next."""
+    if not at <= MAX_AT:
+        raise BenchctlError(
+            f"{what}, beyond {MAX_AT:g}",
+            where="the arrivals",
+            fix="a smaller --time-scale, a larger --speedup or --request-rate, or larger --round-seconds",
+        )
+
+
+def observed_s(request: Request) -> float:
+    """How long the request took in production, seconds; 0 where its `observed` does not say so as a number."""
+    value = (request.observed or {}).get("e2e_s")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return 0.0
+    return float(value)
 
 
 def _sessions(trace: Trace, options: ReplayOptions, clock: str, times: Times, notes: list[str]) -> SessionArrivals:
@@ -109,8 +136,7 @@ def _sessions(trace: Trace, options: ReplayOptions, clock: str, times: Times, no
     guessed = 0
     for request in requests_of(trace, options, clock):
         rows[request.id] = request.index
-        observed = float((request.observed or {}).get("e2e_s") or 0.0)
-        began[request.index] = (request.arrival_s, observed)
+        began[request.index] = (request.arrival_s, observed_s(request))
         parents = tuple(rows[parent] for parent in request.parents if parent in rows)
         if not parents:
             continue

@@ -96,7 +96,8 @@ def print_validation(found: Validation, as_json: bool) -> int:
             print(f"{found.path}, line {fault.line}{key}: {printable(fault.what)}")
         for note in found.notes:
             print(f"note: {printable(note)}", file=sys.stderr)
-        verdict = f"{len(found.faults):,} faults" if found.faults else f"no fault; sha256 {found.sha256}"
+        faults = "1 fault" if len(found.faults) == 1 else f"{len(found.faults):,} faults"
+        verdict = faults if found.faults else f"no fault; sha256 {found.sha256}"
         print(f"{found.path}: {found.num_requests:,} good requests, {verdict}")
     return 2 if found.faults else 0
 
@@ -147,7 +148,7 @@ def info_lines(info: TraceInfo) -> Iterator[str]:
     p = info.prefix
     if p is not None:
         yield f"  prefix cache without bound: {p.tokens_hit:,} of {p.prompt_tokens:,} prompt tokens, {p.token_rate:.4f}, in blocks of {p.block_size}"
-        yield f"  blocks of {p.own_block_size}: {p.blocks_hit:,} of {p.blocks:,} hit, {p.block_rate:.4f}; {p.unique_blocks:,} distinct; {p.repeated_prompts:,} prompts hit whole"
+        yield f"  blocks of {p.own_block_size}: {p.blocks_hit:,} of {p.blocks:,} hit, {p.block_rate:.4f}; {p.unique_blocks:,} distinct; {p.repeated_prompts:,} prompts hit whole, {100 * p.hit_beyond_first / max(p.measured, 1):.1f} % hit more than their first"
         if p.left_out:
             yield f"  {p.left_out:,} requests took no part: text, or beyond the limit of made tokens"
         part = "" if p.curve_requests == p.measured else f" (first {p.curve_requests:,} requests)"

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 
-from engines.interface import SchedulerConfig
+from engines.interface import NewRequest, SchedulerConfig
 from engines.schedulers.sequence import Sequence
 from engines.schedulers.vllm import VllmScheduler
+from engines.schedulers.vllm_queue import MakeSequence, Waiting
 
 Key = tuple[bool, int, int]
 
@@ -20,33 +21,40 @@ Key = tuple[bool, int, int]
 class ShortestPromptQueue:
     """Who was preempted first, then the shortest prompt; equals in order of arrival."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[Key, Sequence]] = []
+    def __init__(self, make: MakeSequence) -> None:
+        self._heap: list[tuple[Key, Waiting]] = []
+        self._make = make
         self._arrivals: dict[int, int] = {}  # request -> its place among all that ever came
-
-    def _key(self, seq: Sequence) -> Key:
-        place = self._arrivals.setdefault(seq.request, len(self._arrivals))
-        return (seq.num_preemptions == 0, seq.new.num_prompt_tokens, place)
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, seq: Sequence) -> None:
-        heapq.heappush(self._heap, (self._key(seq), seq))
+    def _push(self, waiting: Waiting, fresh: bool, prompt: int) -> None:
+        place = self._arrivals.setdefault(waiting.request, len(self._arrivals))
+        heapq.heappush(self._heap, ((fresh, prompt, place), waiting))
+
+    def add(self, request: NewRequest) -> None:
+        self._push(request, True, request.num_prompt_tokens)
 
     def peek(self) -> Sequence:
-        return self._heap[0][1]
+        key, head = self._heap[0]
+        if isinstance(head, NewRequest):
+            head = self._make(head)  # the same key: the heap stays as it is
+            self._heap[0] = key, head
+        return head
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[1]
+        head = self.peek()
+        heapq.heappop(self._heap)
+        return head
 
     def put_back(self, seqs: list[Sequence]) -> None:
         """Preempted requests, and those that were passed over."""
         for seq in seqs:
-            self.add(seq)
+            self._push(seq, seq.num_preemptions == 0, seq.new.num_prompt_tokens)
 
-    def in_order(self) -> list[Sequence]:
-        return [seq for _, seq in sorted(self._heap, key=lambda entry: entry[0])]
+    def in_order(self) -> list[int]:
+        return [waiting.request for _, waiting in sorted(self._heap, key=lambda entry: entry[0])]
 
 
 class ShortestPromptFirst(VllmScheduler):
@@ -57,4 +65,4 @@ class ShortestPromptFirst(VllmScheduler):
 
     def __init__(self, config: SchedulerConfig, *, log_decisions: bool = True) -> None:
         super().__init__(config, log_decisions=log_decisions)
-        self.waiting = ShortestPromptQueue()  # type: ignore[assignment]
+        self.waiting = ShortestPromptQueue(self._make_sequence)  # type: ignore[assignment]

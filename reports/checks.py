@@ -405,6 +405,16 @@ def checks_across(runs: list[Run]) -> list[Check]:
                 "pass --kv-cache-tokens, which gives every policy the same",
             )
         )
+    if len({run.block_size for run in runs}) > 1:
+        found.append(
+            Check(
+                "warn",
+                "the block sizes are unequal",
+                f"tokens of a block: {_each(runs, lambda run: run.block_size)}; larger blocks waste more of the pool and match "
+                "prefixes more coarsely, whatever the policy",
+                "pass --block-size, which gives every policy the same, to see the policies alone",
+            )
+        )
     looks: dict[str, Callable[[Run], Any]] = {
         "engine": lambda run: run.engine,
         "clock": lambda run: run.clock,

@@ -220,7 +220,12 @@ class _Judge:
             return UNKNOWN, "not measured"
         hosted = metric.group == "host"  # measured time, whatever the run's clock is
         if self.repeats < 2 and self.exact and not metric.sampled and not hosted:
-            return (SAME, "") if a == b else (_direction(metric, b - a), "")
+            if a == b:
+                return SAME, ""
+            # Exact, and yet too little to call one better: a count without a better side just differs.
+            if metric.better is not None and abs(b - a) < abs(a) * self.min_effect:
+                return SAME, f"less than {self.min_effect:.0%}"
+            return _direction(metric, b - a), ""
         if self.repeats < 2 and (hosted or not self.exact):
             if a == b and not hosted:
                 return SAME, ""

@@ -94,7 +94,7 @@ def find_request(run: Run, name: str) -> int:
     raise BenchctlError(
         f"the run has no request {name!r}",
         where=str(run.path),
-        fix=f"an id such as {', '.join(close)}, or its trace row as #0" if close else "the run has no requests",
+        fix=f"an id such as {', '.join(close)}, or its trace row as '#0'" if close else "the run has no requests",
     )
 
 

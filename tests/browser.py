@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PATIENCE = 60.0  # seconds, for any one answer on a busy machine
+PATIENCE = 120.0  # seconds, for any one answer on a busy machine
 
 
 class Browser:
@@ -100,6 +100,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             tab.call(f"{domain}.enable")
         tab.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
+        tab.call("Page.bringToFront")
         tab.call("Page.navigate", url=path.resolve().as_uri() + query)
         tab.wait("globalThis.benchctl && benchctl.ready && document.readyState === 'complete'")
         tab.evaluate("benchctl.ready.then(() => true)")
@@ -134,9 +135,8 @@ class Tab:
 
     def settle(self) -> None:
         """Let what was asked for be drawn."""
-        self.evaluate(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))"
-        )
+        frames = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30)))"
+        self.evaluate(f"new Promise((done) => {{ {frames}; setTimeout(done, 2000); }})")
 
     def place(self, selector: str) -> tuple[float, float, float, float]:
         """left, top, width, height of an element that is scrolled into view first, once what came into view is drawn."""

@@ -300,15 +300,15 @@ def big_run(path: Path, rounds: int, seqs: int) -> Path:
     return path
 
 
-def test_a_long_run_stays_small_and_whole(tmp_path: Path) -> None:
-    path = big_run(tmp_path / "vllm", 20_000, 16)
-    run = open_run(path)
-    began = time.perf_counter()
+def test_a_run_of_100000_rounds_and_10000_requests_stays_small_and_whole(tmp_path: Path) -> None:
+    run = open_run(big_run(tmp_path / "vllm", 100_000, 2))
+    began = time.process_time()
     text = render([run])
-    took = time.perf_counter() - began
-    assert len(text.encode()) <= 3_800_000 and took < 20, (len(text), took)
+    took = time.process_time() - began  # of the processor: other work on the machine does not count
+    assert len(text.encode()) <= 5_000_000 and took < 15, (len(text), took)
     header, tables = unpack(Page(text).scripts[1])
-    assert len(tables["rounds"]["round"]) == 20_000 and header["facts"]["batches"]
+    assert len(tables["rounds"]["round"]) == 100_000 and len(tables["requests"]["request"]) == 10_000
+    assert header["facts"]["batches"] and sum(tables["stretches"]["count"]) + len(tables["singles"]["at"]) == 200_000
     assert tables["rounds"]["waiting"] == run.read("rounds")["waiting"].to_list()
 
 

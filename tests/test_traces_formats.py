@@ -16,6 +16,7 @@ from traces.formats.records import take_sample
 from traces.importing import ImportReport, import_trace
 from traces.load import Trace, open_trace
 from traces.request import Carry, Request, Segment
+from traces.rows import RULES
 
 
 def imported(tmp_path: Path, content: str | bytes, **options: Any) -> tuple[ImportReport, Trace, list[Request]]:
@@ -344,3 +345,26 @@ def test_an_entry_point_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("traces.formats.entry_points", lambda group: EntryPoints([point]))
     report, _, requests = imported(tmp_path, "at;tokens\n1;7\n4;8\n")
     assert report.format == "semicolons" and lengths(requests) == [(0.0, 7, 1), (3.0, 8, 1)]
+
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_example_of_adding_a_format_is_the_one_that_is_tested() -> None:
+    page = (DOCS / "formats" / "adding.md").read_text()
+    shown = page.split("```python\n")[1].split("```")[0]
+    given = (Path(__file__).parent / "format_example.py").read_text()
+    assert shown.strip() == given.split("from __future__ import annotations\n\n")[1].strip()
+
+
+def test_the_examples_of_the_keys_are_a_valid_trace(tmp_path: Path) -> None:
+    page = (DOCS / "traces.md").read_text()
+    (tmp_path / "t.jsonl").write_text(page.split("### An example a key\n\n```json\n")[1].split("```")[0])
+    assert open_trace(tmp_path / "t.jsonl", strict=True).num_requests == 8
+    shown = {key for line in (tmp_path / "t.jsonl").read_text().splitlines() for key in json.loads(line)}
+    assert set(RULES) - shown == {"session_id", "delay", "text_input"}  # the other aliases
+
+
+def test_every_format_stands_in_the_matrix() -> None:
+    page = (DOCS / "formats" / "import.md").read_text()
+    assert [name for name in FORMATS if f"| `{name}`" not in page] == ["canonical"]

@@ -280,6 +280,23 @@ def test_ids_used_twice_are_renamed_and_counted(tmp_path: Path) -> None:
     assert [r.id for r in requests] == ["0", "0-2"] and report.counts["ids used twice, renamed"] == 1
 
 
+def test_a_time_in_a_text_is_taken_only_where_the_format_writes_it_so(tmp_path: Path) -> None:
+    with pytest.raises(BenchctlError, match="timestamp must be a number, got the text '82'"):
+        imported(tmp_path, lines({"timestamp": "82", "input_length": 5, "output_length": 1}))
+
+
+def test_a_limit_is_kept_inside_a_conversation_too(tmp_path: Path) -> None:
+    chat = {"id": "a", "conversations": [{"from": who, "value": "x" * 8} for who in ("human", "gpt") * 5]}
+    assert len(imported(tmp_path, json.dumps([chat]), limit=3)[2]) == 3
+
+
+def test_another_format_is_pointed_to_the_import(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"{AZURE}\n2024-05-10 00:00:00,1,1\n")
+    with pytest.raises(BenchctlError, match="not JSON") as error:
+        open_trace(tmp_path / "a.csv")
+    assert "benchctl trace import" in str(error.value)
+
+
 def test_a_missing_output_is_the_users_to_give(tmp_path: Path) -> None:
     text = lines({"request_id": "a", "type": "x", "input_length": 17, "hash_ids": [1, 2]})
     with pytest.raises(BenchctlError, match="no output length") as error:

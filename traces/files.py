@@ -155,7 +155,9 @@ def _refuse_other_formats(line: bytes, path: Path) -> None:
     refuse_foreign_bytes(line, path)
     if line.lstrip().startswith(b"["):
         raise BenchctlError(
-            "this is a JSON array", where=f"{path}, line 1", fix="write one object on each line, without brackets"
+            "this is a JSON array",
+            where=f"{path}, line 1",
+            fix="write one object on each line, without brackets, or benchctl trace import",
         )
 
 

@@ -65,7 +65,7 @@ def import_trace(path: str | Path, out: str | Path, options: ImportOptions) -> I
         run = _Import(source, format, reader, options, body)
         for where, record in read_records(sample):
             run.take(where, record)
-            if options.limit is not None and run.report.num_requests >= options.limit:
+            if run.is_full:
                 break
         return run.finish()
 
@@ -94,6 +94,11 @@ class _Import:
         # Asked anew: a canonical file's header is its first record.
         return int(self._reader.header.get("block_size") or self._options.block_size or 512)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether --limit is reached."""
+        return self._options.limit is not None and self.report.num_requests >= self._options.limit
+
     def take(self, where: str, record: Any) -> None:
         if isinstance(record, RowFault):
             self.report.num_records += where[:5] != "after"
@@ -104,6 +109,8 @@ class _Import:
         self.report.num_records += 1
         try:
             for draft in self._reader.read(record, number):
+                if self.is_full:
+                    break
                 try:
                     self._keep(draft, where)
                 except RowFault as fault:
@@ -145,8 +152,12 @@ class _Import:
         arrival = self._timeline.arrival(draft, self._path, where)
         if arrival is not None:
             if row.parents and any(self._ids[parent] > arrival for parent in row.parents):
-                self._reader.counts["parents that arrive after the row: it begins anew"] += 1
-                row.parents = row.think_s = row.carry = None
+                self._reader.counts["parents that arrive after the row: no longer its parents"] += 1
+                row.parents = tuple(parent for parent in row.parents if self._ids[parent] <= arrival) or None
+                if row.parents is None:
+                    row.think_s = None
+                if row.carry is not None and self._ids[row.carry.from_id] > arrival:
+                    row.carry = None
             if arrival >= 0:
                 row.arrival_s = arrival / 1e9
         try:

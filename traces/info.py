@@ -112,7 +112,7 @@ def describe(trace: Trace, *, block_size: int = 16, max_model_len: int | None = 
         if len(context)
         else {},
         sessions=_sessions(series, num_followed),
-        prefix=measure_prefix_use(trace, block_size),
+        prefix=measure_prefix_use(trace, block_size, shapes),
         shapes=dict(shapes),
         header={key: value for key, value in _header(trace).items() if value},
         notes=list(trace.notes),

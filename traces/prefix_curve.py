@@ -7,18 +7,18 @@ blocks that are cached, by the whole prefix. Where all shapes are hash ids, thei
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
 
 from traces.load import Trace
-from traces.request import Request
 from traces.tokens import MAX_TOKENS, TokenMaker
 
 CAPACITIES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 MAX_MADE_TOKENS = 300_000_000  # of a trace whose tokens have to be made; above it only the first requests are measured
+UNSHARED = {"unique", "prompt", "messages"}
 MAX_CURVE_BLOCKS = 1_000_000  # lookups of the LRU curve
 
 
@@ -61,12 +61,12 @@ class _Access:
     length: int  # prompt tokens
 
 
-def measure_prefix_use(trace: Trace, block_size: int) -> PrefixUse | None:
-    """None where every row is unique, or text. Raises BenchctlError."""
-    kinds = {_kind(request) for request in trace.requests()}
-    if kinds <= {"unique", "text"}:
+def measure_prefix_use(trace: Trace, block_size: int, shapes: Iterable[str]) -> PrefixUse | None:
+    """`shapes`: the ways in which rows give their prompts. None where every row is unique, or text. Raises BenchctlError."""
+    shared = set(shapes) - UNSHARED
+    if not shared:
         return None
-    by_hash = kinds <= {"hash_ids", "unique", "text"} and trace.header.block_size % block_size == 0
+    by_hash = shared == {"hash_ids"} and trace.header.block_size % block_size == 0
     own = trace.header.block_size if by_hash else block_size
     use = PrefixUse(block_size, own)
     caches = [_Lru(size) for size in CAPACITIES]
@@ -96,16 +96,6 @@ def measure_prefix_use(trace: Trace, block_size: int) -> PrefixUse | None:
         if cache.capacity >= use.unique_blocks:
             break  # larger ones hold everything
     return use
-
-
-def _kind(request: Request) -> str:
-    if request.prompt is not None or request.messages is not None:
-        return "text"
-    if request.hash_ids is not None:
-        return "hash_ids"
-    if request.prompt_token_ids is not None or request.segments is not None or request.carry is not None:
-        return "tokens"
-    return "unique"
 
 
 def _run(cached: set[int], access: _Access) -> int:

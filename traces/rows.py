@@ -59,6 +59,8 @@ RULES: dict[str, str] = {
     "src": "an object",
 }
 
+OTHER_FORMATS = "files of other formats: benchctl trace import"
+
 INTEGER_KEYS = ("arrival_round", "turn", "input_length", "output_length", "max_tokens", "priority")
 INTEGER_LIST_KEYS = ("prompt_token_ids", "hash_ids", "output_token_ids")
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "messages", "input_length")
@@ -231,7 +233,8 @@ def check(row: Row, block_size: int) -> None:
     if len(kinds) != 1:
         unknown = f" (unknown keys: {', '.join(list(row.src)[:8])})" if row.src else ""
         what = f"{len(kinds)} prompts: {', '.join(kinds)}" if kinds else f"no prompt{unknown}"
-        raise RowFault(what, fix="give exactly one of prompt_token_ids, prompt, messages, input_length")
+        cure = "give exactly one of prompt_token_ids, prompt, messages, input_length"
+        raise RowFault(what, fix=cure if kinds or not row.src else f"{cure}; {OTHER_FORMATS}")
     kind = kinds[0]
     if kind != "input_length":
         if not getattr(row, kind):
@@ -404,7 +407,7 @@ def _syntax_fault(error: msgspec.DecodeError, line: bytes, complete: bool) -> Ro
         if not complete and fault.pos >= len(line.decode("utf-8")) - 1 or not complete and "truncated" in str(error):
             return RowFault(f"the last line is cut off: {shown}", fix="fetch the file again: it is not whole")
         if not line.startswith(b"{"):
-            return RowFault(f"not JSON: {shown}", fix="a trace has one JSON object on each line")
+            return RowFault(f"not JSON: {shown}", fix=f"a trace has one JSON object on each line; {OTHER_FORMATS}")
         return RowFault(f"not JSON: {fault.msg} at column {fault.pos + 1}", fix="write one whole object on each line")
     except ValueError:
         return RowFault("a number with too many digits", fix="mend the line")

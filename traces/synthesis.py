@@ -359,7 +359,7 @@ def _header(kind: Shape | PrefixGroups | PrefixTree, process: ArrivalProcess, op
         notes["parameters"] = {key: getattr(kind, key) for key in kind.__dataclass_fields__}
     if options.priorities:
         notes["priorities"] = {str(value): weight for value, weight in options.priorities}
-    return {"name": name, "licence": "CC0-1.0", "source": source, "salt": f"{name} {options.seed}", "on_import": notes}
+    return {"name": name, "source": source, "salt": f"{name} {options.seed}", "on_import": notes}
 
 
 def _points(table: Table) -> list[list[float]]:

@@ -221,6 +221,8 @@ class VllmScheduler:
                 scheduled[seq] = num_new
                 budget -= num_new
                 i += 1
+                if budget == 0 and cut_by_budget(wanted, num_new, threshold):
+                    stop = "token_budget"
                 continue
             if not by_priority:
                 stop = "self_preempted"
@@ -233,7 +235,8 @@ class VllmScheduler:
 
     def _log_chunk(self, seq: Sequence, wanted: int, given: int, threshold: int) -> None:
         if given < wanted:
-            reason = "long_prefill_token_threshold" if given == threshold else "token_budget"
+            by_budget = cut_by_budget(wanted, given, threshold)
+            reason = "token_budget" if by_budget else "long_prefill_token_threshold"
             self.log.decide("chunk", seq.request, reason, needed=wanted, available=given, unit="tokens")
 
     def _preempt(self, victim: Sequence, wanted_by: Sequence, needed: int) -> None:
@@ -315,6 +318,8 @@ class VllmScheduler:
             if adapter:
                 adapters.add(adapter)
             batch.admit(seq, num_new, num_cached, seq.num_tokens if config.enable_prefix_caching else 0)
+            if batch.budget == 0 and cut_by_budget(wanted, num_new, threshold):
+                stop = "token_budget"  # though nobody may be left behind it: the last one was cut
         self.waiting.put_back(passed)
         return stop
 
@@ -394,6 +399,11 @@ class _Batch:
         self.cached.append(num_cached)
         self.budget -= num_new
         self.queried_tokens += queried
+
+
+def cut_by_budget(wanted: int, given: int, threshold: int) -> bool:
+    """Whether the token budget, and not the long-prefill threshold, left a request with fewer tokens than it wants."""
+    return given < wanted and given != threshold
 
 
 def check_config(config: SchedulerConfig) -> None:

@@ -41,6 +41,8 @@
       const ratio = Math.min(devicePixelRatio || 1, 2), full = this.box.clientWidth;
       this.width = full - B.MARGIN.left - B.MARGIN.right; // read once: asking the layout costs more than drawing
       if (this.width <= 0) return;
+      this.least = 1 / ratio; // a device pixel
+      this.snap = (x) => Math.round(x * ratio) / ratio; // so that neighbours meet without a seam
       this.canvas.width = Math.round(full * ratio);
       this.canvas.height = Math.round(this.height * ratio);
       const g = (this.g = this.canvas.getContext("2d"));

@@ -20,7 +20,8 @@
     const most = (of) => Math.max(...B.runs.map(of));
     B.view.whole = { round: [0.5, most((run) => (run.n ? run.round[run.n - 1] : 1)) + 0.5], time: [0, most((run) => run.facts.duration_s) || 1] };
     B.view.axis = B.$('input[name="axis"]:checked')?.value || "round";
-    const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    // The next frame; a tab in the background has none, and does not wait for it.
+    const frame = () => new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); setTimeout(done, 300); });
     const drawn = B.$("#rounds");
     if (drawn) B.startRounds();
     B.resetWindow();

@@ -44,7 +44,8 @@
         let below = 0;
         for (const other of parts) { if (other === part) break; below += other.of(bar.i); }
         const height = Math.max(y(below) - y(below + value), least);
-        g.fillRect(bar.x, y(below) - height, bar.width, height);
+        const x = plane.snap(bar.x);
+        g.fillRect(x, y(below) - height, Math.max(plane.snap(bar.x + bar.width) - x, plane.least), height);
       }
     }
     if (mark !== null && mark <= top) {
@@ -112,7 +113,7 @@
       let y = plane.top;
       for (const code of [...counts.keys()].sort((a, b) => a - b)) {
         const part = (counts.get(code) / all) * height, colour = tint(words[code]);
-        if (colour) { g.fillStyle = B.colour(colour); g.fillRect(from, y, width, part); }
+        if (colour) { g.fillStyle = B.colour(colour); g.fillRect(plane.snap(from), y, Math.max(plane.snap(from + width) - plane.snap(from), plane.least), part); }
         y += part;
       }
       i = next;
@@ -143,17 +144,18 @@
     const height = held < total / 2 ? Math.max(held * 1.1, 1) : total || 1;
     const queues = [{ name: "running", colour: "c-decode", of: of("running") }, { name: "waiting", colour: "c-waiting", of: of("waiting") }];
     if (present("skipped")) queues.push({ name: "skipped", colour: "c-stalled", dash: [4, 3], of: of("skipped") });
-    const host = (column) => (i) => { const value = run.value(column, i); return value > 0 ? value / 1000 : 0; };
-    const durations = [];
-    for (const [column, name, colour] of [["schedule_s", "schedule", "h-schedule"], ["prepare_s", "prepare", "h-prepare"]]) if (run.has(column)) durations.push({ name, colour, of: host(column) });
+    // Times of one clock: what was measured on the host and the device, or, without a device, what the engine's formula gave.
     const ticks = run.facts.clock === "rounds"; // there a round has no duration but its tick
-    if (run.has("device_s") || !ticks) durations.push(run.has("device_s") ? { name: "device", colour: "h-device", of: host("device_s") } : { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - run.scheduled[i]) * 1000 });
-    for (const [column, name, colour] of [["update_s", "update", "h-update"], ["record_s", "record", "h-record"]]) if (run.has(column)) durations.push({ name, colour, of: host(column) });
+    const measured = run.has("device_s"), host = (column) => (i) => { const value = run.value(column, i); return value > 0 ? value / 1000 : 0; };
+    const forward = { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - run.scheduled[i]) * 1000 };
+    const parts = [["schedule_s", "h-schedule"], ["prepare_s", "h-prepare"], ["device_s", "h-device"], ["update_s", "h-update"], ["record_s", "h-record"]].filter(([column]) => run.has(column));
+    const durations = measured || ticks ? parts.map(([column, colour]) => ({ name: column.slice(0, -2), colour, of: host(column) })) : [forward];
+    const timeUnit = measured ? "ms a round" : ticks ? "host, ms a round" : "ms a round, by the engine's formula";
     const lanes = [
       { title: "Batch", unit: "tokens", height: 120, keys: batch, note: budget ? `budget ${B.int(budget)}` : "", draw: (plane) => stack(plane, run, batch, { mark: budget, least: 1.5 }) },
       { title: "KV pool", unit: "blocks after the round", height: 84, keys: pool, note: total ? `${B.int(total)} blocks` : "", draw: (plane) => stack(plane, run, pool, { most: height, lasting: true }) },
       { title: "Queues", unit: "requests after the round", height: 84, keys: queues, draw: (plane) => { lines(plane, run, queues); return 1; } },
-      { title: "Time", unit: ticks ? "host, ms a round" : "ms a round", height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
+      { title: "Time", unit: timeUnit, height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
       { title: "Kind", height: 20, keys: wordsOf("kind").map((name) => ({ name, colour: B.kindColour(name) })), draw: (plane) => { strip(plane, run, "kind", B.kindColour); return 1; } },
     ];
     const loops = [["stop_waiting", "Waiting loop stopped for"], ["stop_running", "Running loop stopped for"]];
@@ -194,7 +196,7 @@
       };
       lanes.forEach((lane, k) => {
         const plane = B.el("div");
-        box.append(B.el("div", { class: "lane" }, B.el("div", { class: "lane-head" }, B.el("b", {}, lane.title), lane.unit ? B.el("span", { class: "unit" }, lane.unit) : null, B.legend(lane.keys), lane.note ? B.el("span", { class: "unit right" }, lane.note) : null), plane));
+        box.append(B.el("div", { class: "lane", "data-lane": lane.title }, B.el("div", { class: "lane-head" }, B.el("b", {}, lane.title), lane.unit ? B.el("span", { class: "unit" }, lane.unit) : null, B.legend(lane.keys), lane.note ? B.el("span", { class: "unit right" }, lane.note) : null), plane));
         const drawn = new B.Plane(plane, run, lane.height + (k === lanes.length - 1 ? 20 : 0), (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
         lane.plane = drawn;
       });

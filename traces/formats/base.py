@@ -112,8 +112,13 @@ class Reader:
         """The rows of one record; `number` is its 0-based place among the records. Raises RowFault."""
         raise RowFault("a reader without `read`")
 
-    def time(self, value: Any, unit: str, key: str) -> int:
-        """A number of the source as ns; `--time-unit` wins over the format's unit. Raises RowFault."""
+    def time(self, value: Any, unit: str, key: str, *, texts: bool = False) -> int:
+        """A number of the source as ns; `--time-unit` wins over the format's unit.
+
+        A text is a number only in a CSV, or with `texts` where the format is known to write it so. Raises RowFault.
+        """
+        if isinstance(value, str) and not texts and self.sample.kind != "csv":
+            raise RowFault(f"{key} must be a number, got {_shown(value)}", fix="mend the row, or --skip-bad")
         self.unit = self.options.time_unit or unit
         return number_ns(value, self.unit, key)
 

@@ -40,7 +40,7 @@ class RagPulseReader(Reader):
             )
 
     def read(self, record: dict[str, Any], number: int) -> Iterable[Draft]:
-        time = self.time(record.get("timestamp"), "s", "timestamp")
+        time = self.time(record.get("timestamp"), "s", "timestamp", texts=True)
         length = whole(record.get("input_length"), "input_length")
         row = Row(input_length=length, output_length=whole(record.get("output_length"), "output_length"))
         row.src = {"row": number, **rest(record, USED)}
