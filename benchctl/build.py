@@ -30,8 +30,10 @@ from benchctl.config import (
     settle,
 )
 from benchctl.describe import describe
+from benchctl.profiles import check_block_size, check_model, headline, load_profile
 from benchctl.recorder import SMALL_POOL
 from benchctl.runner import RunParts
+from benchctl.simulated_clock import OverlappedClock
 from benchctl.sources import (
     build_arrivals,
     check_arrivals,
@@ -42,6 +44,8 @@ from benchctl.sources import (
 )
 from engines.interface import Engine, EngineLimits, NewRequest, Scheduler
 from engines.null_engine import NullEngine
+from engines.simulated.engine import SimulatedEngine
+from engines.simulated.profile import Profile
 from reports.run import Run, open_run
 from traces.errors import BenchctlError
 from traces.load import Trace, open_trace
@@ -58,20 +62,31 @@ BOUND_MAX_TOKENS = 20_000_000  # of a trace, up to which its prefix bound is com
 class EngineChoice:
     """Which engine, and the model it runs. `model` is loaded once and shared by the runs of a command."""
 
-    kind: str  # torch or null
+    kind: str  # torch, simulated or null
     why: str
     model: Any = None
     tokenizer: Any = None
     device: str | None = None
     attention: str | None = None  # triton or reference
     notes: list[str] = field(default_factory=list)
+    profile: Profile | None = None  # of the simulated engine
+
+    @property
+    def model_name(self) -> str | None:
+        if self.profile is not None:
+            return self.profile.model.name
+        return None if self.model is None else str(self.model.name)
 
     @property
     def vocab_size(self) -> int | None:
+        if self.profile is not None:
+            return self.profile.model.vocab_size
         return None if self.model is None else int(self.model.config.vocab_size)
 
     @property
     def max_model_len(self) -> int | None:
+        if self.profile is not None:
+            return self.profile.model.max_position_embeddings
         return None if self.model is None else int(self.model.config.max_position_embeddings)
 
 
@@ -103,7 +118,7 @@ def build_command(options: ReplayOptions) -> Command:
         options = as_recorded(options, earlier, notes)
     engine = choose_engine(options, trace)
     notes += engine.notes
-    clock = options.clock or ("virtual" if engine.kind == "null" else "wall")
+    clock = options.clock or ("virtual" if engine.kind in ("null", "simulated") else "wall")
     kind = str(earlier.manifest.get("arrivals")) if earlier else check_arrivals(trace, options, clock)
     if options.outputs == "sampled" and kind != "session" and any(r.carry for r in requests_of(trace, options, clock)):
         raise BenchctlError(
@@ -114,6 +129,9 @@ def build_command(options: ReplayOptions) -> Command:
     check_equal_pools(options, policies)
     for policy in policies:
         policy.info.build(policy.config)  # refuses, before anything runs, what no run of it could have
+    if engine.profile is not None:
+        for policy in policies:
+            check_block_size(engine.profile, policy.config.block_size, policy.name)
     if engine.kind == "null" and options.round_cost is not None:
         NullEngine(EngineLimits(1, 1), options.round_cost)
     if policies[0].settings["num_blocks"].source == "default":
@@ -133,8 +151,23 @@ def check_together(options: ReplayOptions) -> None:
         raise BenchctlError("--clock recorded needs the run whose admissions it repeats", fix="--from RUN")
     if options.from_run is not None and options.clock != "recorded":
         raise BenchctlError("--from is for --clock recorded", fix="add --clock recorded, or leave --from out")
-    if options.outputs == "sampled" and options.engine == "null":
-        raise BenchctlError("the null engine chooses no tokens", where="--outputs sampled", fix="--engine torch")
+    if (options.engine == "simulated") != (options.profile is not None):
+        given = options.profile is not None
+        raise BenchctlError(
+            f"--profile is for --engine simulated, not {options.engine}"
+            if given
+            else "which device is to be simulated?",
+            where="--engine",
+            fix="--engine simulated" if given else "--profile FILE, made by benchctl calibrate RUN... -o FILE",
+        )
+    if options.engine == "simulated" and options.clock == "wall":
+        raise BenchctlError(
+            "simulated rounds take no real time", where="--clock wall", fix="leave --clock out: the clock is virtual"
+        )
+    if options.outputs == "sampled" and options.engine in ("null", "simulated"):
+        raise BenchctlError(
+            f"the {options.engine} engine chooses no tokens", where="--outputs sampled", fix="--engine torch"
+        )
     if options.from_run is not None:
         for name, value in (
             ("--request-rate", options.request_rate),
@@ -186,20 +219,26 @@ def as_recorded(options: ReplayOptions, earlier: Run, notes: list[str]) -> Repla
 
 def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
     """`auto`: the torch engine on CUDA with qwen3-0.6b, else on the CPU with tiny. Raises BenchctlError."""
-    if options.engine == "simulated":
-        raise BenchctlError("this version has no simulated engine", where="--engine", fix="--engine null or torch")
-    if options.engine == "null":
+    if options.engine in ("null", "simulated"):
+        profile = None
+        if options.profile is not None:
+            profile = load_profile(options.profile)
+            check_model(profile, options.model)
+        choice = EngineChoice(options.engine, "asked for", profile=profile)
+        if profile is not None:
+            choice.device, choice.notes = profile.device, [headline(profile)]
         if not trace.has_text:
-            return EngineChoice("null", "asked for")
+            return choice
         if options.model is None:
             raise BenchctlError(
-                "the trace has text, and the null engine has no tokenizer",
+                f"the trace has text, and the {options.engine} engine has no tokenizer",
                 where=str(trace.path),
                 fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
             )
         from engines.model.load import load_tokenizer
 
-        return EngineChoice("null", "asked for", tokenizer=load_tokenizer(options.model))
+        choice.tokenizer = load_tokenizer(options.model)
+        return choice
     try:
         import torch
     except ImportError:
@@ -259,7 +298,9 @@ def settle_all(
             for name in names
         ]  # fmt: skip
 
-    if engine.model is None or engine.model.device.type != "cuda":
+    if engine.profile is not None:
+        tokens, why = engine.profile.kv_cache_tokens, "profile"
+    elif engine.model is None or engine.model.device.type != "cuda":
         tokens, why = DEFAULT_KV_TOKENS, "default"
     else:
         # The budget and the seats bound the largest pass, so they are needed before the pool: settle them on any pool.
@@ -320,6 +361,7 @@ def build_run(
         arrivals = recorded_arrivals(trace, command.earlier)
     else:
         arrivals = build_arrivals(trace, options, command.arrivals, command.clock, notes)
+    overlap = may_overlap(command, policy, arrivals)
     return RunParts(
         folder=folder,
         name=policy.name,
@@ -327,10 +369,12 @@ def build_run(
         engine=engine,
         arrivals=arrivals,
         admission=admission,
-        start_clock=clock_of(command),
+        start_clock=simulated_clock(engine)
+        if overlap and isinstance(engine, SimulatedEngine) and command.clock == "virtual"
+        else clock_of(command),
         usable_blocks=policy.usable_blocks,
         records=options.records,
-        overlap=may_overlap(command, policy, arrivals),
+        overlap=overlap,
         manifest=describe(command, policy, notes),
     )
 
@@ -341,20 +385,28 @@ def may_overlap(command: Command, policy: PolicySettings, arrivals: Arrivals) ->
     Outputs have to be known beforehand. In a count of rounds a turn or a seat that waits for a finished request would come
     one round later. The free list of a small pool is recorded as it stands at a round's end, which is past by then.
     """
-    options, model = command.options, command.engine.model
-    if model is None or options.outputs != "forced":
+    options, model, profile = command.options, command.engine.model, command.engine.profile
+    if (model is None and profile is None) or options.outputs != "forced":
         return False
     # On the CPU a launch is over when it returns: there is nothing to overlap with, and tokens would only be seen later.
-    if not (model.device.type == "cuda" if options.overlap is None else options.overlap):
+    usual = profile.overlapped if profile is not None else model.device.type == "cuda"
+    if not (usual if options.overlap is None else options.overlap):
         return False
     if options.records != "none" and policy.usable_blocks <= SMALL_POOL:
         return False
+    # On an overlapped virtual clock turns and seats come as late as on a real one.
+    if profile is not None and command.clock == "virtual":
+        return True
     return command.clock == "wall" or (command.arrivals == "trace" and not isinstance(arrivals, CappedArrivals))
 
 
 def build_engine(command: Command, policy: PolicySettings) -> Engine:
     """An engine of its own for a run: pools are not shared."""
     options, config = command.options, policy.config
+    if command.engine.profile is not None:
+        length = policy.settings["max_model_len"].value
+        limits = EngineLimits(config.num_blocks, config.block_size, length, command.engine.vocab_size)
+        return SimulatedEngine(limits, command.engine.profile)
     if command.engine.model is None:
         limits = EngineLimits(config.num_blocks, config.block_size, policy.settings["max_model_len"].value, None)
         return NullEngine(limits) if options.round_cost is None else NullEngine(limits, options.round_cost)
@@ -382,6 +434,11 @@ def build_engine(command: Command, policy: PolicySettings) -> Engine:
         temperature=options.temperature,
         seed=options.seed,
     )
+
+
+def simulated_clock(engine: SimulatedEngine) -> Callable[[threading.Event], Clock]:
+    """Starts a virtual clock on which rounds overlap as on the profile's device."""
+    return lambda stop: OverlappedClock(engine.pop_cost, engine.fit.host.arrive_s)
 
 
 def clock_of(command: Command) -> Callable[[threading.Event], Clock]:

@@ -176,9 +176,17 @@ def replay(
         opt(
             "--engine",
             panel=ENGINE,
-            help="auto, torch or null. Default auto: torch on CUDA, else torch on the CPU. null schedules only.",
+            help="auto, torch, simulated or null. Default auto: torch on CUDA, else torch on the CPU. null schedules only.",
         ),
     ] = "auto",
+    profile: Annotated[
+        str | None,
+        opt(
+            "--profile",
+            panel=ENGINE,
+            help="With --engine simulated: a file that `benchctl calibrate` made, or NAME for profiles/NAME.json.",
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         opt(
@@ -402,5 +410,7 @@ from benchctl import commands_compare as _compare  # noqa: E402, F401 - register
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
 from benchctl import commands_shrink as _shrink  # noqa: E402, F401 - registers shrink
+from benchctl import commands_simulator as _simulator  # noqa: E402, F401 - registers calibrate and validate
+from benchctl import commands_sweep as _sweep  # noqa: E402, F401 - registers sweep
 from benchctl import commands_trace as _trace  # noqa: E402, F401 - registers the group trace
 from benchctl import commands_trace_make as _trace_make  # noqa: E402, F401 - and its commands that make and change traces

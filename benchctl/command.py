@@ -21,9 +21,12 @@ from rich.text import Text
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
+from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
 from benchctl.sources import requests_of
+from engines.interface import Engine
+from engines.simulated.engine import SimulatedEngine
 from reports.run import Run, open_run
 from reports.summary import summarize
 from reports.terminal import MAX_ROUNDS, advice, column_names, round_table, sparklines, summary_table
@@ -51,6 +54,7 @@ def run_replay(options: ReplayOptions) -> int:
             finally:
                 parts.engine.close()
             result = finish(command, policy, result)
+            result = account_for(parts.engine, result, err)
             results.append(result)
             if result.error is not None:
                 say_error(result, err)
@@ -126,6 +130,19 @@ def unusable(folder: Path, error: OSError) -> BenchctlError:
     return BenchctlError(f"{name} cannot be made: {error.strerror}", where="--out", fix="name another --out")
 
 
+def account_for(engine: Engine, result: RunResult, err: Console) -> RunResult:
+    """What a simulated run extrapolated: into its manifest, and said once."""
+    if not isinstance(engine, SimulatedEngine):
+        return result
+    manifest = dict(result.manifest)
+    manifest["simulation"] = (manifest.get("simulation") or {}) | account_of(engine)
+    if (text := outside_text(engine)) is not None:
+        line(err, "note", f"{result.name}: {text}")
+    if result.folder is not None:
+        write_manifest(result.folder, manifest)
+    return RunResult(result.name, result.folder, result.status, result.outcome, manifest, result.error)
+
+
 # -- what is said before and after
 
 
@@ -138,7 +155,7 @@ def announce(command: Command, err: Console) -> None:
         "trace",
         f"{trace.name}: {command.num_requests}{cut} requests, sha256 {trace.sha256[:12]}{span_text(command)}",
     )
-    model = "" if engine.model is None else f" {engine.model.name} on {engine.device},"
+    model = "" if engine.model_name is None else f" {engine.model_name} on {engine.device},"
     line(err, "engine", f"{engine.kind},{model} clock {command.clock}, arrivals {command.arrivals}")
     for policy in command.policies:
         pool = policy.settings["num_blocks"]

@@ -48,6 +48,7 @@ class ReplayOptions:
     trace: str
     schedulers: tuple[str, ...] = ()
     engine: str = "auto"
+    profile: str | None = None  # of the simulated engine: a file, or a name
     model: str | None = None
     load_format: str = "auto"
     dtype: str | None = None

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
 from benchctl.manifest import base
+from benchctl.profiles import about
 
 if TYPE_CHECKING:
     from benchctl.build import Command
 
 # Settings that are not a policy's: option -> what its default is called in the manifest.
 RUN_OPTIONS = (
-    "engine", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "overlap", "gpu_memory_utilization", "round_seconds",
+    "engine", "profile", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "overlap", "gpu_memory_utilization", "round_seconds",
     "from_run", "max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "num_warmups", "warm_cache",
     "num_repeats", "over_length", "skip_bad",
 )  # fmt: skip
@@ -50,10 +51,11 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
         "engine": engine.kind,
         "engine_why": engine.why,
         "device": engine.device,
-        "model": None if engine.model is None else engine.model.name,
+        "model": engine.model_name,
         "num_parameters": None if engine.model is None else engine.model.config.num_parameters,
         "attention_backend": engine.attention,
         "dtype": None if engine.model is None else str(engine.model.dtype).removeprefix("torch."),
+        "simulation": None if engine.profile is None else about(engine.profile, policy.config.block_size),
         "clock": command.clock,
         "arrivals": command.arrivals,
         "load": "closed" if options.max_concurrency is not None else "open",

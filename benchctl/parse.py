@@ -75,6 +75,7 @@ def replay_options(**given: Any) -> ReplayOptions:
         trace=given["trace"],
         schedulers=tuple(given["scheduler"] or ()),
         engine=given["engine"],
+        profile=given["profile"],
         model=given["model"],
         load_format=given["load_format"],
         dtype=given["dtype"],

@@ -318,6 +318,8 @@ def _recorder(run: Run) -> list[Check]:
 
 
 def _constants(run: Run) -> list[Check]:
+    if run.engine == "simulated":
+        return _simulated(run)
     if run.engine != "null":
         return []
     if run.clock == "rounds":
@@ -341,6 +343,36 @@ def _constants(run: Run) -> list[Check]:
             "decisions are exact; use --engine torch for times of a device",
         )
     ]
+
+
+def _simulated(run: Run) -> list[Check]:
+    """How far the durations of a simulated run may be trusted: the profile's error, and what was extrapolated."""
+    about = run.manifest.get("simulation")
+    if not isinstance(about, dict) or run.clock == "rounds":
+        return []
+    errors = ", ".join(
+        f"{entry['kind']} ±{entry['p50']:.1%} (p95 {entry['p95']:.1%}, {entry['rounds']:,} rounds)"
+        for entry in about.get("residuals") or []
+    )
+    found = [
+        Check(
+            "info",
+            "durations are modelled, not measured",
+            f"profile {about.get('profile')} of {about.get('device')}, median error of a round where it was fitted: {errors}",
+            "benchctl validate PROFILE RUN gives the error on a run that was not fitted",
+        )
+    ]
+    rounds, outside = about.get("rounds") or 0, about.get("outside") or 0
+    if rounds and outside:
+        found.append(
+            Check(
+                "warn",
+                "rounds lie outside what the profile was fitted on",
+                f"{outside:,} of {rounds:,} rounds ({outside / rounds:.1%}): {'; '.join(about.get('beyond') or [])}",
+                "their durations are extrapolated, without a known error; calibrate from a run that has such rounds",
+            )
+        )
+    return found
 
 
 LOOKS: tuple[Callable[[Run], list[Check]], ...] = (

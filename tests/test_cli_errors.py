@@ -63,7 +63,7 @@ ERRORS = [
     (OK + "--over-length shrink", 2, "--over-length is 'shrink'"),
     (OK + "--records some", 2, "--records is 'some'"),
     (OK + "--outputs sampled", 2, "the null engine chooses no tokens"),
-    ("replay {trace} --engine simulated --out {out}", 2, "this version has no simulated engine\n  in --engine\n  try: --engine null or torch"),
+    ("replay {trace} --engine simulated --out {out}", 2, "which device is to be simulated?\n  in --engine\n  try: --profile FILE, made by benchctl calibrate RUN... -o FILE"),
     ("replay {trace} --engine vroom --out {out}", 2, "--engine is 'vroom'"),
     ("replay {trace} --engine torch --round-cost 1,1,1 --out {out}", 2, "--round-cost is what a round of the null engine takes"),
     ("replay {text} --engine null --out {out}", 2, "the trace has text, and the null engine has no tokenizer"),

@@ -1,0 +1,76 @@
+"""What calibrate and validate print: tables for people, on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.validate import Validation
+from engines.simulated.profile import Profile
+
+
+def profile_tables(profile: Profile, path: Path) -> None:
+    """The fit, its ceilings, its error by kind and the range it holds for."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        Text(f"{profile.name}: {profile.model.name} on {profile.device}, {profile.attention_backend} attention")
+    )
+    for fit in profile.fits:
+        untold = " (not told by the fitted rounds)"
+        memory, math = "" if fit.bytes_identified else untold, "" if fit.flops_identified else untold
+        console.print(
+            Text(
+                f"block size {fit.block_size}: {fit.bytes_per_s / 1e12:.2f} TB/s{memory}, {fit.flops_per_s / 1e12:.0f} TFLOP/s{math}; "
+                f"beyond the roofline decodes take {fit.decode.intercept_s * 1e6:.0f} µs + {fit.decode.per_doubling_s * 1e6:.1f} µs a "
+                f"doubling of sequences, rounds with prefill {fit.prefill.intercept_s * 1e6:.0f} µs + "
+                f"{fit.prefill.per_token_s * 1e6:.2f} µs a token"
+            )
+        )
+        table = Table(
+            "kind", "rounds", "error p50", "error p95", title="|predicted - measured| / measured, fitted rounds"
+        )
+        for r in fit.residuals:
+            table.add_row(r.kind, f"{r.rounds:,}", f"{r.p50:.2%}", f"{r.p95:.2%}")
+        console.print(table)
+        for family in ("decode", "prefill"):
+            parts = [
+                f"{r.feature} {r.least:,.0f} to {r.greatest:,.0f}"
+                for r in fit.ranges
+                if r.family == family and r.greatest > 0
+            ]
+            console.print(Text(f"fitted range, {family}: {', '.join(parts)}"))
+    console.print(Text(str(path)))
+
+
+def validation_tables(profile: Profile, v: Validation) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"{v.run}: {v.scheduler}, trace {v.trace}, by profile {profile.name}", style="bold"))
+    for note in v.notes:
+        console.print(Text(f"note: {note}"))
+    table = Table("kind", "rounds", "error p50", "error p95", "bias", "outside the fit", title="device time of a round")
+    for k in v.kinds:
+        table.add_row(k.kind, f"{k.rounds:,}", f"{k.p50:.2%}", f"{k.p95:.2%}", f"{k.bias:+.2%}", f"{k.outside:,}")
+    console.print(table)
+    console.print(
+        Text(f"all device time {v.device_share:+.2%}; host time before a launch, median error {v.host_p50:.0%}")
+    )
+    if v.worst:
+        table = Table(
+            "round", "kind", "measured ms", "predicted ms", "sequences", "tokens", "context", title="worst rounds"
+        )
+        for w in v.worst:
+            table.add_row(
+                str(w.round), w.kind, f"{w.measured_s * 1e3:.3f}", f"{w.predicted_s * 1e3:.3f}",
+                str(w.num_seqs), str(w.num_tokens), str(w.context_tokens),
+            )  # fmt: skip
+        console.print(table)
+    if v.end_to_end:
+        table = Table("figure", "measured", "simulated", "error", title="end to end (ms; tokens/s; s)")
+        for e in v.end_to_end:
+            name = e.metric if e.percentile is None else f"{e.metric} p{e.percentile:g}"
+            table.add_row(name, f"{e.measured:,.3f}", f"{e.simulated:,.3f}", f"{e.error:+.2%}")
+        console.print(table)
+    console.print()

@@ -1,0 +1,102 @@
+"""An engine without a model: a round takes what a profile of a real device says it would take there.
+
+No token is chosen. Must not know torch, a clock, a file or a policy; the profile is handed in. The formula is the one that
+was fitted (`cost`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engines.interface import EngineLimits, ScheduledBatch, StepResult
+from engines.simulated.cost import after_time, beyond_roofline, bounds_of, bucket_factors, launch_time, roofline, work
+from engines.simulated.features import features_of
+from engines.simulated.profile import FAMILIES, Family, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """Seconds of the round last launched, for a clock on which rounds overlap."""
+
+    launch_s: float  # host: schedule, prepare
+    device_s: float
+    after_s: float  # host: update, record
+    gap_s: float  # device: after a round that directly preceded
+    wake_s: float  # device: after the loop slept
+
+
+@dataclass(slots=True)
+class Account:
+    """Rounds simulated, and how many lay outside what was fitted. Mutable; owned by the engine.
+
+    `beyond`: (family, feature) -> [rounds, least value, greatest value] of the rounds outside.
+    """
+
+    rounds: int = 0
+    outside: int = 0
+    beyond: dict[tuple[Family, str], list[float]] = field(default_factory=dict)
+
+
+class SimulatedEngine:
+    """An `Engine` whose rounds take `profile`'s time.
+
+    Its coefficients are those of the limits' block size, or of the nearest one where that was not fitted.
+    `duration_s` is a whole round's, host included, as if nothing overlapped; where rounds overlap the clock asks `pop_cost`.
+    """
+
+    name = "simulated"
+
+    def __init__(self, limits: EngineLimits, profile: Profile) -> None:
+        self.limits = limits
+        self.profile = profile
+        self.fit = profile.nearest_fit(limits.block_size)
+        self.account = Account()
+        self._factors = bucket_factors(self.fit)
+        self._bounds = {family: bounds_of(self.fit, family) for family in FAMILIES}
+        self._cost: LaunchCost | None = None
+
+    def launch(self, batch: ScheduledBatch) -> StepResult:
+        """The result itself is the handle: there is nothing to wait for."""
+        profile, fit = self.profile, self.fit
+        f = features_of(batch, profile.graphs)
+        family: Family = "prefill" if f.has_prefill else "decode"
+        flops, num_bytes = work(profile.model, f, family)
+        device_s = roofline((flops, num_bytes), fit.bytes_per_s, fit.flops_per_s)
+        device_s = (device_s + beyond_roofline(fit, f, family)) * self._factors.get((family, f.padded_tokens), 1.0)
+        host = fit.host
+        cost = LaunchCost(launch_time(host, f), float(device_s), after_time(host, f), host.gap_s, host.wake_s)
+        self._cost = cost
+        self._count(family, f)
+        return StepResult(
+            token_ids=None,
+            device_s=None,  # nothing was measured
+            duration_s=cost.launch_s + cost.wake_s + cost.device_s + cost.after_s,
+            mode="simulated",
+            padded_tokens=f.padded_tokens,
+            flops=flops,
+            bytes=num_bytes,
+        )
+
+    def collect(self, handle: StepResult) -> StepResult:
+        return handle
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def pop_cost(self) -> LaunchCost | None:
+        """Of the launch since the last call; None where nothing was launched."""
+        cost, self._cost = self._cost, None
+        return cost
+
+    def _count(self, family: Family, f: object) -> None:
+        account, hit = self.account, False
+        account.rounds += 1
+        for feature, (least, greatest) in self._bounds[family].items():
+            value = getattr(f, feature)
+            if least <= value <= greatest:
+                continue
+            hit = True
+            seen = account.beyond.setdefault((family, feature), [0, value, value])
+            seen[0] += 1
+            seen[1], seen[2] = min(seen[1], value), max(seen[2], value)
+        account.outside += hit

@@ -1,0 +1,101 @@
+"""Sweeps: which cells a spec makes, what a failed one leaves, and that a sweep goes on where it stood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from benchctl.sweep import front
+from benchctl.sweep_spec import cells_of, from_flags
+from tests.command_line import call, rows, write_trace
+from traces.errors import BenchctlError
+
+BASE = {"trace": "t.jsonl", "engine": "null", "scheduler": "vllm"}
+
+
+def test_a_grid_makes_every_combination_and_a_list_adds_its_own() -> None:
+    spec = {"base": BASE, "grid": {"max-num-seqs": [1, 2], "block-size": [16, 32]}, "list": [{"max-num-seqs": 9}]}
+    cells = cells_of(spec, "s.toml")
+    assert [(c.settings["max-num-seqs"], c.settings.get("block-size")) for c in cells] == [
+        (1, 16), (1, 32), (2, 16), (2, 32), (9, None),
+    ]  # fmt: skip
+    assert len({c.key for c in cells}) == 5
+    assert cells[0].argv() == ["replay", "t.jsonl", "--block-size", "16", "--engine", "null", "--max-num-seqs", "1",
+                               "--scheduler", "vllm"]  # fmt: skip
+
+
+def test_a_list_alone_makes_no_bare_cell_and_equal_cells_are_one() -> None:
+    assert len(cells_of({"base": BASE, "list": [{"seed": 1}, {"seed": 1}]}, "s")) == 1
+
+
+def test_repeats_have_seeds_one_apart_and_a_sample_is_drawn_by_seed() -> None:
+    cells = cells_of({"base": BASE | {"seed": 7}, "repeat": 3}, "s")
+    assert [c.settings["seed"] for c in cells] == [7, 8, 9]
+    spec = {"base": BASE, "grid": {"max-num-seqs": list(range(1, 101))}, "sample": 5, "seed": 1}
+    first, again = cells_of(spec, "s"), cells_of(spec, "s")
+    assert len(first) == 5 and [c.key for c in first] == [c.key for c in again]
+    assert [c.key for c in cells_of(spec | {"seed": 2}, "s")] != [c.key for c in first]
+
+
+def test_switches_and_numbers_of_the_command_line() -> None:
+    sets = ["scheduler=vllm", "enable-prefix-caching=true,false", "watermark=0.5"]
+    cells = cells_of(from_flags("t.jsonl", sets, 1), "--set")
+    assert ["--no-enable-prefix-caching" in c.argv() for c in cells] == [False, True]
+    assert all(c.settings["watermark"] == 0.5 for c in cells)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"bse": {}}, "a key 'bse'"),
+        ({"base": {"trace": "t"}}, "names no scheduler"),
+        ({"base": BASE | {"max-seqs": 3}}, "no flag --max-seqs"),
+        ({"base": BASE | {"out": "x"}}, "sweep's own"),
+        ({"base": BASE, "grid": {"seed": 3}}, "grid.seed is 3"),
+        ({"base": BASE, "grid": {"seed": [[1]]}}, "seed is"),
+        ({"base": BASE, "repeat": 0}, "repeat is 0"),
+        ({"base": BASE, "grid": {"seed": [1] * 400, "block-size": [1] * 400}}, "160,000 cells"),
+    ],
+)
+def test_a_broken_spec_is_refused_in_words(spec: dict[str, object], says: str) -> None:
+    with pytest.raises(BenchctlError, match=says):
+        cells_of(spec, "s.toml")
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    frame = pl.DataFrame(
+        {
+            "status": ["complete"] * 4 + ["failed"],
+            "output_throughput": [10.0, 20.0, 15.0, 20.0, 99.0],
+            "p99_ttft_ms": [1.0, 3.0, 4.0, 3.0, 0.1],
+        }
+    )
+    assert front(frame, "p99_ttft_ms") == [True, True, False, True, False]
+
+
+def test_a_failed_cell_is_recorded_and_the_sweep_goes_on_and_is_resumed(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows((0.0, 20, 5), (0.0, 30, 5)))
+    spec = tmp_path / "s.toml"
+    # nano refuses a block size of 1; the others run.
+    spec.write_text(
+        f'[base]\ntrace = "{trace}"\nengine = "null"\n[grid]\nscheduler = ["nano", "vllm"]\nblock-size = [1, 16]\n'
+    )
+    answer = call(capfd, "sweep", spec, "--out", tmp_path / "o", "--workers", "2")
+    assert answer.code == 1, answer.err
+    frame = pl.read_parquet(tmp_path / "o" / "sweep.parquet")
+    assert frame["status"].to_list() == ["failed", "complete", "complete", "complete"]
+    assert "block" in frame["reason"][0] and frame["reason"].to_list()[1:] == [None] * 3
+    assert frame["completed"].to_list() == [None, 2, 2, 2]
+    assert frame.filter(pl.col("status") == "complete")["p50_ttft_ms"].null_count() == 0
+    assert "failed: block-size=1 scheduler=nano" in answer.out
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o" / "runs").glob("*/*/manifest.json")}
+    assert len(before) == 3
+    again = call(capfd, "sweep", spec, "--out", tmp_path / "o", "--json")
+    assert again.code == 1
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert [row["status"] for row in json.loads(again.out)] == frame["status"].to_list()
