@@ -1,6 +1,6 @@
 """From a command's options to everything a run is made of: trace, engine, scheduler, clock, arrivals, record. The only wiring.
 
-Concrete engines are imported here, by name, when they are asked for.
+Which engine, and how one is built, stands in engine_choice.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,8 @@ from benchctl.config import (
     settle,
 )
 from benchctl.describe import describe
-from benchctl.profiles import check_block_size, check_model, headline, load_profile
+from benchctl.engine_choice import EngineChoice, build_engine, choose_engine
+from benchctl.profiles import check_block_size
 from benchctl.recorder import SMALL_POOL
 from benchctl.runner import RunParts
 from benchctl.simulated_clock import OverlappedClock
@@ -45,7 +45,6 @@ from benchctl.sources import (
 from engines.interface import Engine, EngineLimits, NewRequest, Scheduler
 from engines.null_engine import NullEngine
 from engines.simulated.engine import SimulatedEngine
-from engines.simulated.profile import Profile
 from reports.run import Run, open_run
 from traces.errors import BenchctlError
 from traces.load import Trace, open_trace
@@ -56,38 +55,6 @@ from traces.tokens import TokenMaker
 # conversations feel it (both policies preempt), large enough for its longest request.
 DEFAULT_KV_TOKENS = 6144
 BOUND_MAX_TOKENS = 20_000_000  # of a trace, up to which its prefix bound is computed
-
-
-@dataclass(slots=True)
-class EngineChoice:
-    """Which engine, and the model it runs. `model` is loaded once and shared by the runs of a command."""
-
-    kind: str  # torch, simulated or null
-    why: str
-    model: Any = None
-    tokenizer: Any = None
-    device: str | None = None
-    attention: str | None = None  # triton or reference
-    notes: list[str] = field(default_factory=list)
-    profile: Profile | None = None  # of the simulated engine
-
-    @property
-    def model_name(self) -> str | None:
-        if self.profile is not None:
-            return self.profile.model.name
-        return None if self.model is None else str(self.model.name)
-
-    @property
-    def vocab_size(self) -> int | None:
-        if self.profile is not None:
-            return self.profile.model.vocab_size
-        return None if self.model is None else int(self.model.config.vocab_size)
-
-    @property
-    def max_model_len(self) -> int | None:
-        if self.profile is not None:
-            return self.profile.model.max_position_embeddings
-        return None if self.model is None else int(self.model.config.max_position_embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,72 +184,6 @@ def as_recorded(options: ReplayOptions, earlier: Run, notes: list[str]) -> Repla
     return replace(options, **taken)
 
 
-def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
-    """`auto`: the torch engine on CUDA with qwen3-0.6b, else on the CPU with tiny. Raises BenchctlError."""
-    if options.engine in ("null", "simulated"):
-        profile = None
-        if options.profile is not None:
-            profile = load_profile(options.profile)
-            check_model(profile, options.model)
-        choice = EngineChoice(options.engine, "asked for", profile=profile)
-        if profile is not None:
-            choice.device, choice.notes = profile.device, [headline(profile)]
-        if not trace.has_text:
-            return choice
-        if options.model is None:
-            raise BenchctlError(
-                f"the trace has text, and the {options.engine} engine has no tokenizer",
-                where=str(trace.path),
-                fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
-            )
-        from engines.model.load import load_tokenizer
-
-        choice.tokenizer = load_tokenizer(options.model)
-        return choice
-    try:
-        import torch
-    except ImportError:
-        raise BenchctlError(
-            "the torch engine needs torch, which is not installed", fix="pip install torch, or --engine null"
-        ) from None
-    from engines.model.load import load_model, load_tokenizer
-
-    on_card = torch.cuda.is_available()
-    name = options.model or ("qwen3-0.6b" if on_card else "tiny")
-    is_folder = Path(name).expanduser().is_dir()
-    if trace.has_text and not is_folder:
-        raise BenchctlError(
-            f"the trace has text, and {name} has no tokenizer",
-            where=str(trace.path),
-            fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
-        )
-    model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
-    choice = EngineChoice("torch", "asked for" if options.engine == "torch" else "auto", model=model)
-    choice.device = torch.cuda.get_device_name(0) if on_card else "CPU"
-    choice.attention = choose_attention(options, on_card)
-    if options.engine == "auto":
-        choice.notes.append(f"--engine auto: torch on {choice.device} with {name}")
-    if is_folder and (trace.has_text or options.outputs == "sampled"):
-        choice.tokenizer = load_tokenizer(name)
-    return choice
-
-
-def choose_attention(options: ReplayOptions, on_card: bool) -> str:
-    """`auto`: triton on CUDA, reference elsewhere. Raises BenchctlError for triton without a card."""
-    name = options.attention_backend
-    if name not in ("auto", "triton", "reference"):
-        raise BenchctlError(
-            f"no attention backend is called {name!r}", where="--attention-backend", fix="auto, triton or reference"
-        )
-    if name == "triton" and not on_card:
-        raise BenchctlError(
-            "the triton backend needs a CUDA card, and torch sees none",
-            where="--attention-backend",
-            fix="--attention-backend reference, or auto",
-        )
-    return ("triton" if on_card else "reference") if name == "auto" else name
-
-
 def settle_all(
     options: ReplayOptions, names: tuple[str, ...], trace: Trace, engine: EngineChoice, earlier: Run | None
 ) -> list[PolicySettings]:
@@ -334,7 +235,7 @@ def build_run(
 ) -> RunParts:
     """Everything for one run of `policy`; its engine holds memory until `close`. `stop` ends warm-ups. Raises BenchctlError."""
     options, trace, notes = command.options, command.trace, list[str]()
-    engine = build_engine(command, policy)
+    engine = build_engine(command.engine, options, policy)
     scheduler: Scheduler = policy.info.build(policy.config, log_decisions=folder is not None)
     maker = TokenMaker(trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
     eos = () if command.engine.model is None else command.engine.model.config.eos_token_ids
@@ -398,42 +299,6 @@ def may_overlap(command: Command, policy: PolicySettings, arrivals: Arrivals) ->
     if profile is not None and command.clock == "virtual":
         return True
     return command.clock == "wall" or (command.arrivals == "trace" and not isinstance(arrivals, CappedArrivals))
-
-
-def build_engine(command: Command, policy: PolicySettings) -> Engine:
-    """An engine of its own for a run: pools are not shared."""
-    options, config = command.options, policy.config
-    if command.engine.profile is not None:
-        length = policy.settings["max_model_len"].value
-        limits = EngineLimits(config.num_blocks, config.block_size, length, command.engine.vocab_size)
-        return SimulatedEngine(limits, command.engine.profile)
-    if command.engine.model is None:
-        limits = EngineLimits(config.num_blocks, config.block_size, policy.settings["max_model_len"].value, None)
-        return NullEngine(limits) if options.round_cost is None else NullEngine(limits, options.round_cost)
-    if command.engine.attention == "triton":
-        from engines.torch_engine.triton_engine import TritonEngine
-
-        return TritonEngine(
-            command.engine.model,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=policy.settings["max_model_len"].value,
-            temperature=options.temperature,
-            seed=options.seed,
-            enforce_eager=options.enforce_eager,
-        )
-    from engines.torch_engine.engine import TorchEngine
-
-    return TorchEngine(
-        command.engine.model,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        max_model_len=policy.settings["max_model_len"].value,
-        temperature=options.temperature,
-        seed=options.seed,
-    )
 
 
 def simulated_clock(engine: SimulatedEngine) -> Callable[[threading.Event], Clock]:
