@@ -27,6 +27,7 @@ from benchctl.runner import RunResult, run_one, stop_on_interrupt
 from benchctl.sources import requests_of
 from engines.interface import Engine
 from engines.simulated.engine import SimulatedEngine
+from reports.checks_across import checks_across
 from reports.run import Run, open_run
 from reports.summary import summarize
 from reports.terminal import MAX_ROUNDS, advice, column_names, round_table, sparklines, summary_table
@@ -278,6 +279,8 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
     stdout.print()
     ours = [summary["benchctl"] for summary in summaries]
     hint = advice([entry["checks"] for entry in ours], column_names([entry["run"] for entry in ours]))
+    for check in checks_across(runs):
+        stdout.print(Text(f"· {check.what}: {check.evidence}. To mend: {check.cure}"))
     if hint is not None:
         stdout.print(hint)
     for result in results:

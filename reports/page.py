@@ -20,7 +20,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from reports import glossary
-from reports.checks import Check, checks, checks_across
+from reports.checks import Check, checks
+from reports.checks_across import checks_across
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
 from reports.page_data import DETAILS, Detail, embed
 from reports.page_pair import deltas, differing_settings, refuse_other_traces

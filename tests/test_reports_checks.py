@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engines.interface import NewRequest, SchedulerConfig
-from reports.checks import Check, checks, checks_across
+from reports.checks import Check, checks
+from reports.checks_across import checks_across
 from reports.run import Run, open_run
 from tests.fake_run import record_golden, record_run, request_of
 from tests.laws import assert_laws
