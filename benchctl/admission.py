@@ -14,6 +14,7 @@ import numpy as np
 
 from engines.interface import Int64Array, NewRequest, Rejection
 from traces.errors import BenchctlError
+from traces.keys import Keys
 from traces.request import Request
 
 NO_EOS: frozenset[int] = frozenset()  # one for all: an empty set takes 216 bytes
@@ -55,7 +56,7 @@ class Sizes:
 class Admission:
     """Turns due requests into `NewRequest`s. Mutable; owned by one replay.
 
-    `prompt_length` and `token_ids` are those of a `traces.tokens.TokenMaker`, `by_row` reads a row of the trace again; `forced` is false
+    `prompt_length` and `token_ids` are those of a `traces.tokens.TokenMaker`, `block_keys` is of `traces.keys`, `by_row` reads a row of the trace again; `forced` is false
     under `--outputs sampled`; `eos_token_ids` then end rows whose `stop` is "eos".
     """
 
@@ -70,12 +71,14 @@ class Admission:
         forced: bool = True,
         eos_token_ids: frozenset[int] = frozenset(),
         trace: str = "the trace",
+        block_keys: Callable[[Request, int], Keys | None] | None = None,
     ) -> None:
         self._prompt_length, self._token_ids, self._by_row = prompt_length, token_ids, by_row
         self._maker = self._make_ids  # one bound method for all requests
         self._sizes, self._over_length = sizes, over_length
         self._forced, self._eos = forced, eos_token_ids
         self._trace = trace
+        self._block_keys = block_keys if forced else None
         self.rejected_ids: set[str] = set()
         self.counts = AdmissionCounts()
 
@@ -97,6 +100,7 @@ class Admission:
             adapter=request.adapter,
             forced=self._forced,
             eos_token_ids=self._eos if not self._forced and request.stop == "eos" else NO_EOS,
+            make_block_keys=None if self._block_keys is None else self._block_keys(request, prompt),
         )
         if self.rejected_ids and (parent := self._rejected_parent(request)) is not None:
             return new, Rejection(request.index, "parent_rejected", 0, 0, parent)

@@ -14,7 +14,19 @@ import polars as pl
 
 from benchctl.digest import NULL, word
 from engines.interface import BoolArray, Int64Array, ScheduledBatch
-from engines.schedulers.decisions import BLOCK_EVENTS, DECISION_KINDS, REASONS, UNITS
+from engines.schedulers.decisions import (
+    ALLOCATE,
+    BLOCK_EVENTS,
+    DECISION_KINDS,
+    EVICT,
+    REASONS,
+    RUN_EVENTS,
+    RUN_WIDTH,
+    UNITS,
+    BlockEvents,
+    BlockRow,
+    RoundLog,
+)
 from reports import records
 
 
@@ -50,7 +62,7 @@ _CODES: dict[str | None, int] = {
 
 
 class RowBuffer:
-    """Rows of `decisions` or of `blocks`, kept as int64 columns: round, then those of the rows, the order first.
+    """Rows of `decisions`, kept as int64 columns: round, then those of the rows, the order first.
 
     Rows are turned into columns as they come, while they are in the processor's cache, and their tuples go at once.
     `words` and `nullable` are the places of words and of ints that may be None within a row. Owned by one recorder.
@@ -88,9 +100,80 @@ def decision_buffer() -> RowBuffer:
     return RowBuffer(8, words=(1, 4, 7), nullable=(3, 5, 6))
 
 
-def block_buffer() -> RowBuffer:
-    """For rows (order, block, event, request, index)."""
-    return RowBuffer(5, words=(2,), nullable=(4,))
+class EventBuffer:
+    """Block events of a part, kept by runs (`engines.schedulers.decisions.BlockEvents`). Owned by one recorder.
+
+    A run costs the loop the same however long it is; rows are made all at once when the part is written.
+    """
+
+    def __init__(self) -> None:
+        self._runs = array("q")
+        self._blocks = array("q")
+        self._flags = bytearray()
+        self._rounds: list[tuple[int, int, int]] = []  # (round, shift of its orders, runs)
+
+    def extend(self, number: int, shift: int, events: BlockEvents) -> int:
+        """Events of round `number`; `shift` is added to their order. Returns how many rows they are, about."""
+        if events.runs:
+            self._runs.fromlist(events.runs)
+            self._blocks.fromlist(events.blocks)
+            self._flags += events.flags
+            self._rounds.append((number, shift, len(events.runs) // RUN_WIDTH))
+        return len(events.blocks)
+
+    def extend_rows(self, number: int, shift: int, rows: Iterable[BlockRow]) -> None:
+        """The same from plain rows, as a policy of the user's own may give them."""
+        log = RoundLog()
+        for order, block, event, request, index in rows:
+            log.order = order
+            log.block(event, block, request, index)
+        self.extend(number, shift, log.blocks)
+
+    def columns(self) -> tuple[list[Int64Array], list[Int64Array]]:
+        """(canonical columns of `blocks`, those of the evictions among `decisions`)."""
+        runs = np.frombuffer(self._runs, dtype=np.int64).reshape(-1, RUN_WIDTH)
+        blocks = np.frombuffer(self._blocks, dtype=np.int64)
+        flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)
+        what, order, request, first, step, count = runs.T
+        per_round = np.array(self._rounds, dtype=np.int64).reshape(-1, 3)
+        number = np.repeat(per_round[:, 0], per_round[:, 2])
+        order = order + np.repeat(per_round[:, 1], per_round[:, 2])
+        # One row a block; then an `evict` row in front of each that lost its content.
+        run = np.repeat(np.arange(len(runs)), count)
+        place = np.arange(len(blocks)) - np.repeat(np.cumsum(count) - count, count)
+        lost = (flags != 0) & (what[run] == ALLOCATE)
+        lost_so_far = np.cumsum(lost)
+        lost_before = np.concatenate([[0], lost_so_far])[np.cumsum(count) - count]  # [runs]
+        order = order[run] + place + 2 * (lost_so_far - lost_before[run])
+        index = np.where(first[run] == NULL, NULL, first[run] + place * step[run])
+        event = _RUN_CODES[what[run], flags]
+        columns = [number[run], order, blocks, event, request[run], index]
+        evictions = np.flatnonzero(lost | (what[run] == EVICT))
+        # The decision follows the event: by two orders before the block is allocated.
+        decided = order[evictions] - lost[evictions] + (what[run][evictions] == EVICT)
+        if len(lost) and lost_so_far[-1]:
+            columns = [np.repeat(column, 1 + lost) for column in columns]
+            at = np.flatnonzero(lost) + np.arange(lost_so_far[-1])
+            columns[1][at] -= 2
+            columns[3][at] = word("evict")
+            columns[5][at] = NULL
+        n = len(evictions)
+        null, zero = np.full(n, NULL), np.zeros(n, dtype=np.int64)
+        of = request[run][evictions]
+        decisions = [number[run][evictions], decided, zero + word("evict"), of, null, zero + word("reused")]
+        return columns, [*decisions, null, null, zero + word(None)]
+
+
+_RUN_CODES = np.array([[word(plain), word(flagged)] for plain, flagged in RUN_EVENTS], dtype=np.int64)
+
+
+def merge(first: list[Int64Array], second: list[Int64Array]) -> list[Int64Array]:
+    """Two tables that begin with round and order, each in that order, as one."""
+    if not len(second[0]):
+        return first
+    number, order = (np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True))
+    at = np.lexsort((order, number))
+    return [np.concatenate(pair)[at] for pair in zip(first, second, strict=True)]
 
 
 def _nullable(column: Int64Array) -> pl.Series:

@@ -47,6 +47,7 @@ from engines.null_engine import NullEngine
 from engines.simulated.engine import SimulatedEngine
 from reports.run import Run, open_run
 from traces.errors import BenchctlError
+from traces.keys import BlockKeys
 from traces.load import Trace, open_trace
 from traces.prefix import prefix_upper_bound
 from traces.tokens import TokenMaker
@@ -253,6 +254,7 @@ def build_run(
         forced=options.outputs == "forced",
         eos_token_ids=frozenset(eos),
         trace=str(trace.path),
+        block_keys=block_keys(command, policy).of,
     )
     if options.num_warmups:
         warmed = scheduler if options.warm_cache else policy.info.build(policy.config, log_decisions=False)
@@ -277,6 +279,15 @@ def build_run(
         records=options.records,
         overlap=overlap,
         manifest=describe(command, policy, notes),
+    )
+
+
+def block_keys(command: Command, policy: PolicySettings) -> BlockKeys:
+    return BlockKeys(
+        command.trace,
+        block_size=policy.config.block_size,
+        vocab_size=command.engine.vocab_size,
+        by_row=command.trace.by_row,
     )
 
 

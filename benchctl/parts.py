@@ -11,21 +11,21 @@ import contextlib
 import errno
 import os
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from benchctl.buffers import BatchBuffer, block_buffer, block_frame, decision_buffer, decision_frame, rows_frame
+from benchctl.buffers import BatchBuffer, EventBuffer, block_frame, decision_buffer, decision_frame, merge, rows_frame
 from benchctl.digest import DecisionDigest
 from benchctl.manifest import unwritable
+from engines.interface import Int64Array
 from reports import records
 
 
 class Part:
     """Rows of all tables until they are written. Filled by one recorder, then handed over whole."""
-
-    __slots__ = ("admissions", "batch", "blocks", "decisions", "num_rows", "record_s", "requests", "rounds")
 
     def __init__(self) -> None:
         self.admissions: list[tuple[Any, ...]] = []
@@ -34,22 +34,32 @@ class Part:
         self.record_s: list[float] = []
         self.batch = BatchBuffer()
         self.decisions = decision_buffer()
-        self.blocks = block_buffer()
+        self.blocks = EventBuffer()
         self.num_rows = 0  # about; says when to write
 
+    @cached_property
+    def columns(self) -> dict[str, list[Int64Array]]:
+        """Canonical columns of the decision log. Asked for when the part is full."""
+        blocks, evictions = self.blocks.columns()
+        return {
+            "batches": self.batch.columns(),
+            "decisions": merge(self.decisions.columns(), evictions),
+            "blocks": blocks,
+        }
+
     def add_to(self, digest: DecisionDigest) -> None:
-        digest.update("batches", self.batch.columns())
-        digest.update("decisions", self.decisions.columns())
-        digest.update("blocks", self.blocks.columns())
+        digest.update("batches", self.columns["batches"])
+        digest.update("decisions", self.columns["decisions"])
+        digest.update("blocks", self.columns["blocks"])
 
     def frame(self, table: str) -> pl.DataFrame:
         """A table that is kept by rows or by codes."""
         if table == "rounds":
             return self._rounds_frame()
         if table == "decisions":
-            return decision_frame(self.decisions.columns())
+            return decision_frame(self.columns[table])
         if table == "blocks":
-            return block_frame(self.blocks.columns())
+            return block_frame(self.columns[table])
         return rows_frame(table, self.admissions if table == "admissions" else self.requests)
 
     def _rounds_frame(self) -> pl.DataFrame:
@@ -86,7 +96,7 @@ class PartWriter:
         made: dict[str, pl.DataFrame] = {}
         if "batches" in self.tables:
             make = part.batch.compact_frames if self.mode == "compact" else part.batch.frames
-            made["batches"], made["tokens"] = make(part.batch.columns())
+            made["batches"], made["tokens"] = make(part.columns["batches"])
         for table in self.tables:
             frame = made.pop(table) if table in made else part.frame(table)
             name = f"{table}-{self.num_parts:05d}.parquet"

@@ -20,7 +20,7 @@ from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
 from benchctl.parts import Part, PartWriter
 from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
-from engines.schedulers.decisions import DecisionRow
+from engines.schedulers.decisions import DecisionRow, Decisions
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
@@ -148,10 +148,7 @@ class FileRecorder:
         num_seqs = len(batch.request)
         # Decisions of the round stand behind the rejections that came before it.
         shift = self._write_rejects(number) if self._rejects else 0
-        if round.decisions:
-            self._part.decisions.extend(number, shift, round.decisions)
-        if round.blocks:
-            self._part.blocks.extend(number, shift, round.blocks)
+        num_rows = self._write_log(number, shift, round)
         if round.num_preempted:
             for row in round.decisions:
                 if row[1] == "preempt":
@@ -185,10 +182,23 @@ class FileRecorder:
             + (engine[4], engine[5])
             + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks()))
         )  # fmt: skip
-        self._part.num_rows += 2 * num_seqs + len(round.decisions) + len(round.blocks) + 1
+        self._part.num_rows += 2 * num_seqs + num_rows + 1
         took = self._perf() - began
         self._part.record_s.append(took)
         self.record_s += took
+
+    def _write_log(self, number: int, shift: int, round: Round) -> int:
+        """Decisions and block events of a round; about how many rows they are."""
+        decisions, blocks, part = round.decisions, round.blocks, self._part
+        if isinstance(decisions, Decisions) and decisions.events is blocks:
+            if decisions.plain:
+                part.decisions.extend(number, shift, decisions.plain)
+            return len(decisions.plain) + part.blocks.extend(number, shift, decisions.events)
+        # A policy of the user's own: plain rows, evictions among them.
+        if rows := list(decisions):
+            part.decisions.extend(number, shift, rows)
+        part.blocks.extend_rows(number, shift, blocks)
+        return len(rows) + len(blocks)
 
     def _write_rejects(self, up_to: int | None) -> int:
         """Hand over the rejections made before round `up_to` (None: all), oldest first; how many were made right before it."""

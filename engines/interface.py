@@ -66,6 +66,9 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
     adapter: str | None = None
     forced: bool = True
     eos_token_ids: frozenset[int] = frozenset()  # only looked at when not forced
+    # (block size, number of leading full blocks) -> a key a block, equal exactly where all ids up to the block's end are
+    # equal, over all requests that have such keys, and unequal to any other request's block. None: the ids are hashed.
+    make_block_keys: Callable[[int, int], list[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,8 @@ class Round:
     """
 
     batch: ScheduledBatch
-    decisions: list[tuple[int, str, int, int | None, str, int | None, int | None, str | None]]
-    blocks: list[tuple[int, int, str, int, int | None]]
+    decisions: Sequence[tuple[int, str, int, int | None, str, int | None, int | None, str | None]]
+    blocks: Sequence[tuple[int, int, str, int, int | None]]
     free_blocks_start: int
     free_blocks_scheduled: int
     budget_left: int  # tokens

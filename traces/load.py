@@ -75,6 +75,7 @@ class Trace:
         self.all_have_arrival_s = scan.num_timed == scan.num_rows
         self.any_arrival_round = scan.any_arrival_round
         self.has_text = scan.has_text
+        self.gives_ids = scan.gives_ids  # some row states token ids, or text
         self.notes = notes + scan.notes
         self._stamp = stamp
         self._bytes = scan.num_bytes
@@ -87,6 +88,7 @@ class Trace:
         self._line_numbers = np.frombuffer(scan.lines, dtype=np.int64)  # [num_requests] line in the file, from 1
         self._offsets = np.frombuffer(scan.offsets, dtype=np.int64)  # [num_requests] byte in the unpacked file
         self._carry_parents = scan.carry_parents()
+        self.any_carry = bool(self._carry_parents)
         self._handle: IO[bytes] | None = None
         if self._descent and not self.any_arrival_round and not any_order:
             self._time_order()  # refuse or say so now, before anything runs
@@ -125,6 +127,10 @@ class Trace:
     def by_id(self, id: str) -> Request:
         """The request of this id, read again. Only the ids that a `carry` names are held; KeyError for others."""
         return self.by_row(self._carry_parents[id])
+
+    def is_carry_parent(self, id: str) -> bool:
+        """Whether another row carries from this one."""
+        return id in self._carry_parents
 
     def _decoder(self) -> rows.RowDecoder:
         return rows.RowDecoder(lenient=self._has_unknown_keys)

@@ -51,6 +51,7 @@ class Scan:
         self.span_s = 0.0
         self.any_arrival_round = False
         self.has_text = False
+        self.gives_ids = False
         self.notes: list[str] = []
         self.times = array("d")  # arrival_s, or the one above it
         self.rounds = array("q")  # arrival_round, 0 where there is none
@@ -148,6 +149,7 @@ class Scan:
         prompt = prompt_tokens(row)
         self._lengths.append(-1 if prompt is None else prompt + resolved_output_length(row))
         self.has_text |= prompt is None
+        self.gives_ids |= row.input_length is None or row.output_token_ids is not None
         self._num_max_tokens_only += row.output_length is None and row.output_token_ids is None
         if row.hash_ids is not None:
             assert row.input_length is not None, row

@@ -2,40 +2,74 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
+from collections.abc import Iterable
 
 
 class BlockPool:
     """Blocks 0..num_blocks-1, each either in the free list or referenced. Mutable; owned by one policy's block rules.
 
-    The free list is an ordered set: taken at the head, a hit removed from anywhere in O(1), the rest keeping its order.
+    Taken at the head. A hit removes a block from anywhere without a search: its old place stays in the queue as a gap, and
+    is passed over when it comes to the head.
     """
 
-    __slots__ = ("free", "num_blocks", "ref_count")
+    __slots__ = ("_gaps", "_num_gaps", "_queue", "num_blocks", "num_free", "ref_count")
 
     def __init__(self, num_blocks: int, first_free: int = 0) -> None:
         self.num_blocks = num_blocks
         self.ref_count = [0] * num_blocks
-        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(first_free, num_blocks))
+        self._queue: deque[int] = deque(range(first_free, num_blocks))
+        self.num_free = len(self._queue)
+        self._gaps: dict[int, int] = {}  # block -> how many of its leading entries in the queue are gaps
+        self._num_gaps = 0
 
     @property
-    def num_free(self) -> int:
-        return len(self.free)
+    def free(self) -> list[int]:
+        """The free list, next to be taken first."""
+        if not self._gaps:
+            return list(self._queue)
+        left, out = dict(self._gaps), []
+        for block in self._queue:
+            if left.get(block):
+                left[block] -= 1
+            else:
+                out.append(block)
+        return out
 
     def take(self, count: int) -> list[int]:
         """`count` blocks from the head of the free list, in its order, each now referenced once."""
-        popitem, ref_count = self.free.popitem, self.ref_count
-        taken = [popitem(last=False)[0] for _ in range(count)]
+        assert count <= self.num_free, (count, self.num_free)
+        pop, ref_count = self._queue.popleft, self.ref_count
+        if self._num_gaps:
+            taken = [self._pop() for _ in range(count)]
+        else:
+            taken = [pop() for _ in range(count)]
         for block in taken:
             assert ref_count[block] == 0, (block, ref_count[block])
             ref_count[block] = 1
+        self.num_free -= count
         return taken
+
+    def _pop(self) -> int:
+        gaps, pop = self._gaps, self._queue.popleft
+        while (left := gaps.get(block := pop(), 0)) > 0:
+            self._num_gaps -= 1
+            if left == 1:
+                del gaps[block]
+            else:
+                gaps[block] = left - 1
+        return block
 
     def touch(self, block: int) -> bool:
         """One more reference to a block that a lookup found. True if it lay in the free list, and so was taken out of it."""
         was_free = self.ref_count[block] == 0
         if was_free:
-            del self.free[block]
+            # A block's gaps come before its entry: it returns at the back, or, where it has none, at the front.
+            self._gaps[block] = self._gaps.get(block, 0) + 1
+            self._num_gaps += 1
+            self.num_free -= 1
+            if self._num_gaps > self.num_blocks:
+                self._close_gaps()
         self.ref_count[block] += 1
         return was_free
 
@@ -46,11 +80,30 @@ class BlockPool:
         self.ref_count[block] = count
         return count == 0
 
-    def put_back(self, block: int) -> None:
-        self.free[block] = None
+    def drop_all(self, blocks: list[int]) -> bytes | None:
+        """`drop` of each, in order. A 1 for each that is still held; None: all were dropped for good."""
+        ref_count = self.ref_count
+        counts = [ref_count[block] for block in blocks]
+        if counts.count(1) == len(counts):
+            for block in blocks:
+                ref_count[block] = 0
+            return None
+        return bytes([not self.drop(block) for block in blocks])
+
+    def put_back(self, blocks: Iterable[int]) -> None:
+        """`blocks` become the tail of the free list, in their order."""
+        before = len(self._queue)
+        self._queue.extend(blocks)
+        self.num_free += len(self._queue) - before
 
     def put_front(self, blocks: list[int]) -> None:
         """`blocks` become the head of the free list, in their order."""
-        for block in reversed(blocks):
-            self.free[block] = None
-            self.free.move_to_end(block, last=False)
+        if self._num_gaps and not self._gaps.keys().isdisjoint(blocks):
+            self._close_gaps()
+        self._queue.extendleft(reversed(blocks))
+        self.num_free += len(blocks)
+
+    def _close_gaps(self) -> None:
+        self._queue = deque(self.free)
+        self._gaps.clear()
+        self._num_gaps = 0

@@ -6,6 +6,9 @@ reports print. `reports/records.py` repeats the meanings for readers that have n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
 DECISION_KINDS: dict[str, str] = {
     "admit": "a waiting request was scheduled for the first time; needed = blocks taken from the free list, available = free before",
     "resume": "a preempted request was scheduled again; numbers as for admit",
@@ -77,6 +80,102 @@ BLOCK_EVENTS: dict[str, str] = {
 DecisionRow = tuple[int, str, int, int | None, str, int | None, int | None, str | None]
 BlockRow = tuple[int, int, str, int, int | None]
 
+# What a run of block events is. Within a run the flag of a block says: ALLOCATE, its content was forgotten just before (an
+# `evict` event, and the decision beside it, come in front); FREE, it is still held by others (`release`).
+ALLOCATE, CACHE, SHARE, FREE, EVICT_EVENT, EVICT = range(6)  # EVICT: the event and its decision
+RUN_EVENTS: tuple[tuple[str, str], ...] = (
+    ("allocate", "allocate"),
+    ("cache", "cache"),
+    ("share", "share"),
+    ("free", "release"),
+    ("evict", "evict"),
+    ("evict", "evict"),
+)
+_RUN_OF = {"allocate": (ALLOCATE, 0), "cache": (CACHE, 0), "share": (SHARE, 0), "free": (FREE, 0), "release": (FREE, 1), "evict": (EVICT_EVENT, 0)}  # fmt: skip
+RUN_WIDTH = 6
+NO_INDEX = -(2**63)
+
+
+class BlockEvents(Seq[BlockRow]):
+    """Block events of a round by runs: blocks of one table, one after the other. Rows are made when they are read.
+
+    `runs` holds RUN_WIDTH integers a run: what, order, request, logical index of its first block, step of the index,
+    number of blocks. `blocks` and `flags` hold the blocks of all runs.
+    """
+
+    __slots__ = ("blocks", "flags", "runs")
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+        self.blocks: list[int] = []
+        self.flags = bytearray()
+
+    def rows(self) -> list[BlockRow]:
+        out: list[BlockRow] = []
+        at = 0
+        for i in range(0, len(self.runs), RUN_WIDTH):
+            what, order, request, index, step, count = self.runs[i : i + RUN_WIDTH]
+            plain, flagged = RUN_EVENTS[what]
+            for place in range(at, at + count):
+                block, flag = self.blocks[place], self.flags[place]
+                if flag and what == ALLOCATE:
+                    out.append((order, block, "evict", request, None))
+                    order += 2  # the decision stands between
+                out.append((order, block, flagged if flag else plain, request, None if index == NO_INDEX else index))
+                order += 1
+                index += step
+            at += count
+        return out
+
+    def evictions(self) -> list[DecisionRow]:
+        """The decisions that stand beside `evict` events."""
+        return [(at + 1, "evict", request, None, "reused", None, None, None) for at, request in self._evicted()]
+
+    def _evicted(self) -> Iterator[tuple[int, int]]:
+        """(order, request) of each event that has such a decision."""
+        at = 0
+        for i in range(0, len(self.runs), RUN_WIDTH):
+            what, order, request, _, _, count = self.runs[i : i + RUN_WIDTH]
+            if what == EVICT:
+                yield order, request
+            elif what == ALLOCATE:
+                for flag in self.flags[at : at + count]:
+                    if flag:
+                        yield order, request
+                    order += 1 + 2 * flag
+            at += count
+
+    def __len__(self) -> int:
+        return len(self.rows())
+
+    def __getitem__(self, index: int) -> BlockRow:  # type: ignore[override]
+        return self.rows()[index]
+
+    def __iter__(self) -> Iterator[BlockRow]:
+        return iter(self.rows())
+
+
+class Decisions(Seq[DecisionRow]):
+    """Decisions of a round. Evictions are kept beside their block events, and come in where they belong when read."""
+
+    __slots__ = ("events", "plain")
+
+    def __init__(self, events: BlockEvents) -> None:
+        self.plain: list[DecisionRow] = []  # all but evictions
+        self.events = events
+
+    def rows(self) -> list[DecisionRow]:
+        return sorted(self.plain + self.events.evictions(), key=lambda row: row[0])
+
+    def __len__(self) -> int:
+        return len(self.plain) + len(self.events.evictions())
+
+    def __getitem__(self, index: int) -> DecisionRow:  # type: ignore[override]
+        return self.rows()[index]
+
+    def __iter__(self) -> Iterator[DecisionRow]:
+        return iter(self.rows())
+
 
 class RoundLog:
     """Decisions and block events of one round, in the order in which they happened.
@@ -95,8 +194,8 @@ class RoundLog:
         self.order = 0
         self.num_preempted = 0
         self.num_evicted = 0
-        self.decisions: list[DecisionRow] = []
-        self.blocks: list[BlockRow] = []
+        self.blocks = BlockEvents()
+        self.decisions = Decisions(self.blocks)
 
     def decide(
         self,
@@ -112,26 +211,55 @@ class RoundLog:
         if kind == "preempt":
             self.num_preempted += 1
         if self.enabled:
-            self.decisions.append((self.order, kind, request, other, reason, needed, available, unit))
+            self.decisions.plain.append((self.order, kind, request, other, reason, needed, available, unit))
             self.order += 1
 
-    def block(self, event: str, block: int, request: int, index: int | None) -> None:
+    def take(self, taken: list[int], request: int, first: int, evicted: bytes | None) -> None:
+        """`request` got blocks from the free list, from logical index `first` on. `evicted`: a 1 for each whose content
+        could still be found until then; None: of none."""
+        num_evicted = 0
+        if evicted is not None:
+            num_evicted = sum(evicted)
+            self.num_evicted += num_evicted
         if self.enabled:
-            self.blocks.append((self.order, block, event, request, index))
+            events, count = self.blocks, len(taken)
+            events.runs += (ALLOCATE, self.order, request, first, 1, count)
+            events.blocks += taken
+            events.flags += bytes(count) if evicted is None else evicted
+            self.order += count + 2 * num_evicted
+
+    def blocks_in_table(self, event: str, table: list[int], request: int, first: int, end: int) -> None:
+        """The same event for the logical blocks first..end-1 of one table."""
+        if self.enabled:
+            events, count = self.blocks, end - first
+            events.runs += (_RUN_OF[event][0], self.order, request, first, 1, count)
+            events.blocks += table[first:end]
+            events.flags += bytes(count)
+            self.order += count
+
+    def block(self, event: str, block: int, request: int, index: int | None) -> None:
+        """One event, where nothing else can be said about it."""
+        if self.enabled:
+            events, (what, flag) = self.blocks, _RUN_OF[event]
+            events.runs += (what, self.order, request, NO_INDEX if index is None else index, 0, 1)
+            events.blocks.append(block)
+            events.flags.append(flag)
             self.order += 1
 
     def evict(self, block: int, request: int) -> None:
         """A cached block is taken by `request`: as an event of the block and as a decision."""
         self.num_evicted += 1
         if self.enabled:
-            order = self.order
-            self.blocks.append((order, block, "evict", request, None))
-            self.decisions.append((order + 1, "evict", request, None, "reused", None, None, None))
-            self.order = order + 2
+            self.blocks.runs += (EVICT, self.order, request, NO_INDEX, 0, 1)
+            self.blocks.blocks.append(block)
+            self.blocks.flags.append(0)
+            self.order += 2
 
-    def blocks_in_table(self, event: str, table: list[int], request: int, first: int, end: int) -> None:
-        """The same event for the logical blocks first..end-1 of one table."""
+    def leave(self, blocks: list[int], request: int, still_held: bytes | None) -> None:
+        """All blocks of a table, last one first, left it. `still_held`: a 1 for each that others hold; None: none."""
         if self.enabled:
-            order = self.order - first
-            self.blocks += [(order + index, table[index], event, request, index) for index in range(first, end)]
-            self.order += end - first
+            events, count = self.blocks, len(blocks)
+            events.runs += (FREE, self.order, request, count - 1, -1, count)
+            events.blocks += blocks
+            events.flags += bytes(count) if still_held is None else still_held
+            self.order += count

@@ -234,7 +234,7 @@ class NanoScheduler:
         return [seq.request for seq in self.running]
 
     def free_list(self) -> list[int]:
-        return list(self.blocks.pool.free)
+        return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
         return sorted(self.blocks.hash_to_block.values())

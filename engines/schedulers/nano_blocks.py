@@ -6,11 +6,11 @@ refused head is kept instead of made again each round, and taking a block out of
 
 from __future__ import annotations
 
+from typing import Any
+
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
-
-NO_HASH = -1
 
 
 class NanoBlockManager:
@@ -21,9 +21,10 @@ class NanoBlockManager:
         self.block_size = block_size
         self.caching = enable_prefix_caching
         self.log = log
-        self.hash = [NO_HASH] * num_blocks
-        self.content: list[bytes] = [b""] * num_blocks  # ids of a hashed block, to tell a collision from a hit
+        self.hash: list[int | None] = [None] * num_blocks
+        self.content: list[Any] = [None] * num_blocks  # ids of a hashed block, to tell a collision from a hit
         self.hash_to_block: dict[int, int] = {}
+        self.disowned: set[int] = set()  # hashed blocks whose entry a twin took over
         self.cached_free_blocks = 0  # free blocks that the table names
 
     # -- lookup and reservation of a whole prompt
@@ -40,7 +41,7 @@ class NanoBlockManager:
             for index, key in enumerate(seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]):
                 block = self.hash_to_block.get(key)
                 # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
-                if block is None or self.content[block] != seq.block_bytes(index, self.block_size):
+                if block is None or self.content[block] != seq.block_content(index, self.block_size):
                     break
                 num_cached += 1
                 if self.pool.ref_count[block] > 0:
@@ -50,11 +51,12 @@ class NanoBlockManager:
     def allocate(self, seq: Sequence, num_cached: int) -> None:
         """Hits first, in order, then new blocks from the head of the free list, up to the whole of `seq`."""
         assert not seq.block_table, seq.new.id
-        hits = [self.hash_to_block[key] for key in seq.hashes_xxh64(num_cached, self.block_size)[:num_cached]]
-        for block in hits:
-            self.cached_free_blocks -= self.pool.touch(block)
-        seq.grow_table(hits)
-        self.log.blocks_in_table("share", seq.block_table, seq.request, 0, num_cached)
+        if num_cached:
+            hits = [self.hash_to_block[key] for key in seq.hashes_xxh64(num_cached, self.block_size)[:num_cached]]
+            for block in hits:
+                self.cached_free_blocks -= self.pool.touch(block)
+            seq.grow_table(hits)
+            self.log.blocks_in_table("share", seq.block_table, seq.request, 0, num_cached)
         self._allocate_blocks(seq, -(-seq.num_tokens // self.block_size) - num_cached)
         seq.num_hashed_blocks = num_cached
         seq.num_computed_tokens = num_cached * self.block_size
@@ -71,23 +73,26 @@ class NanoBlockManager:
 
     def _allocate_blocks(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
-        log, request, first = self.log, seq.request, len(seq.block_table)
+        first = len(seq.block_table)
         taken = self.pool.take(count)
         seq.grow_table(taken)
-        if all(self.hash[block] == NO_HASH for block in taken):
-            log.blocks_in_table("allocate", seq.block_table, request, first, first + count)
-            return
-        for index, block in enumerate(taken, first):
-            old = self.hash[block]
-            if old != NO_HASH:
-                # A twin that holds the same content may own the entry; then it stays.
-                if self.hash_to_block.get(old) == block:
-                    del self.hash_to_block[old]
-                    self.cached_free_blocks -= 1
-                    log.evict(block, request)
-                self.hash[block] = NO_HASH
-                self.content[block] = b""
-            log.block("allocate", block, request, index)
+        hashes = self.hash
+        keys = [hashes[block] for block in taken]
+        evicted = None
+        if keys.count(None) != count:
+            evicted = bytes([key is not None and self._forget(block, key) for block, key in zip(taken, keys, strict=True)])
+        self.log.take(taken, seq.request, first, evicted)
+
+    def _forget(self, block: int, key: int) -> bool:
+        """A hashed block is taken. True: it could still be found."""
+        self.hash[block] = self.content[block] = None
+        # A twin that holds the same content may own the entry; then it stays.
+        if self.hash_to_block.get(key) == block:
+            del self.hash_to_block[key]
+            self.cached_free_blocks -= 1
+            return True
+        self.disowned.discard(block)
+        return False
 
     # -- after the forward pass
 
@@ -101,29 +106,32 @@ class NanoBlockManager:
         first, full = seq.num_hashed_blocks, num_computed // self.block_size
         if full <= first:
             return
-        hashes = seq.hashes_xxh64(full, self.block_size)
+        hashes, table = seq.hashes_xxh64(full, self.block_size), seq.block_table
         for index in range(first, full):
-            block, key = seq.block_table[index], hashes[index]
+            block, key = table[index], hashes[index]
             owner = self.hash_to_block.get(key)
-            if owner is not None and self.pool.ref_count[owner] == 0:
-                self.cached_free_blocks -= 1  # a free twin can no longer be found
+            if owner is not None:
+                self.disowned.add(owner)
+                if self.pool.ref_count[owner] == 0:
+                    self.cached_free_blocks -= 1  # a free twin can no longer be found
             self.hash[block] = key
-            self.content[block] = seq.block_bytes(index, self.block_size)
+            self.content[block] = seq.block_content(index, self.block_size)
             self.hash_to_block[key] = block
-        self.log.blocks_in_table("cache", seq.block_table, seq.request, first, full)
+        self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
     def deallocate(self, seq: Sequence) -> None:
         """Release in reverse table order, so that a prefix outlives its tail. Hashes stay until a block is taken again."""
-        log, request = self.log, seq.request
-        for index in range(len(seq.block_table) - 1, -1, -1):
-            block = seq.block_table[index]
-            if self.pool.drop(block):
-                self.pool.put_back(block)
-                if self.hash[block] != NO_HASH and self.hash_to_block.get(self.hash[block]) == block:
-                    self.cached_free_blocks += 1
-                log.block("free", block, request, index)
-            else:
-                log.block("release", block, request, index)
+        blocks = seq.block_table[::-1]
+        still_held = self.pool.drop_all(blocks)
+        freed = blocks
+        if still_held is not None:
+            freed = [block for block, held in zip(blocks, still_held, strict=True) if not held]
+        self.pool.put_back(freed)
+        hashes, disowned = self.hash, self.disowned
+        self.cached_free_blocks += sum([hashes[block] is not None for block in freed])
+        if disowned:
+            self.cached_free_blocks -= sum([block in disowned for block in freed])
+        self.log.leave(blocks, seq.request, still_held)
         seq.clear_blocks()
         seq.num_computed_tokens = 0

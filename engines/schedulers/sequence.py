@@ -149,8 +149,10 @@ class Sequence:
             self._token_ids = np.ascontiguousarray(ids, dtype=np.int64)
         return self._token_ids
 
-    def block_bytes(self, index: int, block_size: int) -> bytes:
-        """The ids of logical block `index` as they are hashed: signed 64-bit, little endian."""
+    def block_content(self, index: int, block_size: int) -> Any:
+        """What tells the content of logical block `index` from any other, by ==: its ids, or its key where it has one."""
+        if self.new.make_block_keys is not None:
+            return self.block_hashes[index]
         size = block_size * ID_BYTES
         return bytes(self._bytes[index * size : (index + 1) * size])
 
@@ -165,6 +167,8 @@ class Sequence:
         """
         hashes: list[int] = self.block_hashes
         if len(hashes) < num_blocks:
+            if self.new.make_block_keys is not None:
+                return self._make_keys(block_size, None)
             data, size, digest = self._bytes, block_size * ID_BYTES, xxhash.xxh64_intdigest
             previous = hashes[-1].to_bytes(8, "little") if hashes else b""
             for at in range(len(hashes) * size, num_blocks * size, size):
@@ -173,19 +177,32 @@ class Sequence:
                 previous = key.to_bytes(8, "little")
         return hashes
 
-    def hashes_xxh128(self, num_blocks: int, block_size: int) -> list[bytes]:
+    def hashes_xxh128(self, num_blocks: int, block_size: int) -> list[Any]:
         """Chained 128-bit hashes of the first `num_blocks` full blocks, and perhaps of more; the adapter is part of them.
 
         vLLM lets one choose the function; only equality matters here, so any without collisions decides the same.
         """
-        hashes: list[bytes] = self.block_hashes
+        hashes: list[Any] = self.block_hashes
         if len(hashes) < num_blocks:
+            if self.new.make_block_keys is not None:
+                return self._make_keys(block_size, self.new.adapter)
             data, size, digest = self._bytes, block_size * ID_BYTES, xxhash.xxh3_128_digest
             previous = hashes[-1] if hashes else (self.new.adapter or "").encode()
             for at in range(len(hashes) * size, num_blocks * size, size):
                 previous = digest(previous + data[at : at + size])
                 hashes.append(previous)
         return hashes
+
+
+    def _make_keys(self, block_size: int, adapter: str | None) -> list[Any]:
+        """All keys at once: they cost next to nothing."""
+        new = self.new
+        assert new.make_block_keys is not None and not self.block_hashes, new.id
+        keys = new.make_block_keys(block_size, (new.num_prompt_tokens + new.num_output_tokens) // block_size)
+        if adapter:
+            keys = [(adapter, key) for key in keys]
+        self.block_hashes = keys
+        return keys
 
 
 class BlockTables(Seq[list[int]]):

@@ -369,7 +369,7 @@ class VllmScheduler:
         return [seq.request for seq in self.running]
 
     def free_list(self) -> list[int]:
-        return list(self.blocks.pool.free)
+        return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
         return sorted(block for block, key in enumerate(self.blocks.hash) if key is not None)

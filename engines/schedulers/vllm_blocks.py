@@ -12,6 +12,8 @@ from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
 
+Key = bytes | int
+
 NULL_BLOCK = 0  # taken out of the pool at the start, and never given to anybody
 
 
@@ -26,8 +28,9 @@ class VllmBlockManager:
         self.max_model_len = max_model_len
         self.caching = enable_caching
         self.log = log
-        self.hash: list[bytes | None] = [None] * num_blocks
-        self.cached: dict[bytes, list[int]] = {}  # copies of equal content, the one cached first in front
+        self.hash: list[Key | None] = [None] * num_blocks
+        self.cached: dict[Key, int] = {}  # of copies of equal content the one cached first
+        self.twins: dict[Key, list[int]] = {}  # the other copies, as they came
         self.cached_free_blocks = 0
 
     def get_computed_blocks(self, seq: Sequence) -> list[int]:
@@ -36,10 +39,10 @@ class VllmBlockManager:
         if self.caching:
             num_blocks = (seq.num_tokens - 1) // self.block_size
             for key in seq.hashes_xxh128(num_blocks, self.block_size)[:num_blocks]:
-                copies = self.cached.get(key)
-                if copies is None:
+                block = self.cached.get(key)
+                if block is None:
                     break
-                hits.append(copies[0])
+                hits.append(block)
         return hits
 
     def clip(self, num_tokens: int) -> int:
@@ -69,55 +72,60 @@ class VllmBlockManager:
 
     def _take(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
-        log, request, first = self.log, seq.request, len(seq.block_table)
+        first = len(seq.block_table)
         taken = self.pool.take(count)
         seq.grow_table(taken)
-        if all(self.hash[block] is None for block in taken):
-            log.blocks_in_table("allocate", seq.block_table, request, first, first + count)
-            return
-        for index, block in enumerate(taken, first):
-            old = self.hash[block]
-            if old is not None:
-                copies = self.cached[old]
-                if len(copies) == 1:
-                    del self.cached[old]
-                else:
-                    copies.remove(block)
-                self.hash[block] = None
-                self.cached_free_blocks -= 1
-                log.evict(block, request)
-            log.block("allocate", block, request, index)
+        hashes = self.hash
+        keys = [hashes[block] for block in taken]
+        evicted = None
+        if (unhashed := keys.count(None)) != count:
+            for block, key in zip(taken, keys, strict=True):
+                if key is not None:
+                    hashes[block] = None
+                    if key in self.twins:
+                        self._forget_copy(block, key)
+                    else:
+                        del self.cached[key]
+            self.cached_free_blocks -= count - unhashed
+            evicted = bytes([key is not None for key in keys])
+        self.log.take(taken, seq.request, first, evicted)
+
+    def _forget_copy(self, block: int, key: Key) -> None:
+        """One of several copies goes; if it was the first, the next takes its place."""
+        twins = self.twins[key]
+        if self.cached[key] == block:
+            self.cached[key] = twins.pop(0)
+        else:
+            twins.remove(block)
+        if not twins:
+            del self.twins[key]
 
     def _cache_full_blocks(self, seq: Sequence, full: int) -> None:
         first = seq.num_hashed_blocks
         if full <= first:
             return
         table, hashes = seq.block_table, seq.hashes_xxh128(full, self.block_size)
+        cached = self.cached
         for index in range(first, full):
             block, key = table[index], hashes[index]
             self.hash[block] = key
-            copies = self.cached.get(key)
-            if copies is None:
-                self.cached[key] = [block]
-            else:
-                copies.append(block)
+            if cached.setdefault(key, block) != block:
+                self.twins.setdefault(key, []).append(block)
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
     def free(self, seq: Sequence) -> None:
         """Release in reverse table order. Blocks with a hash go to the back of the queue, those without to the front."""
-        log, request, pool, table = self.log, seq.request, self.pool, seq.block_table
-        unhashed: list[int] = []
-        for index in range(len(table) - 1, -1, -1):
-            block = table[index]
-            if not pool.drop(block):
-                log.block("release", block, request, index)
-                continue
-            log.block("free", block, request, index)
-            if self.hash[block] is None:
-                unhashed.append(block)
-            else:
-                pool.put_back(block)
-                self.cached_free_blocks += 1
-        pool.put_front(unhashed)
+        pool, hashes = self.pool, self.hash
+        blocks = seq.block_table[::-1]
+        still_held = pool.drop_all(blocks)
+        freed = blocks
+        if still_held is not None:
+            freed = [block for block, held in zip(blocks, still_held, strict=True) if not held]
+        hashed = [block for block in freed if hashes[block] is not None]
+        pool.put_back(hashed)
+        self.cached_free_blocks += len(hashed)
+        if len(hashed) < len(freed):
+            pool.put_front([block for block in freed if hashes[block] is None])
+        self.log.leave(blocks, seq.request, still_held)
         seq.clear_blocks()
