@@ -106,6 +106,11 @@ class ScheduledBatch:
     def num_seqs(self) -> int:
         return len(self.request)
 
+    @property
+    def num_yields(self) -> int:
+        """Tokens that come out of the round."""
+        return int(np.count_nonzero(self.yields_token))
+
 
 @dataclass(slots=True)
 class Round:

@@ -20,7 +20,7 @@ from tests import test_goldens
 from tests.golden_cases import FOLDER, case_names, load_case
 
 SOURCE = Path(engines.schedulers.__file__).parent
-MODULES = ("decisions", "sequence", "block_pool", "{policy}_blocks", "vllm_queue", "{policy}")
+MODULES = ("decisions", "sequence", "block_pool", "steady", "{policy}_blocks", "vllm_queue", "{policy}")
 
 BROKEN = [
     # rule, policy, file, text, broken into
@@ -28,8 +28,8 @@ BROKEN = [
         "blocks are taken from the head of the free list",
         "nano",
         "block_pool",
-        "popitem(last=False)",
-        "popitem(last=True)",
+        "taken = [pop() for _ in range(count)]",
+        "taken = [self._queue.pop() for _ in range(count)]",
     ),
     (
         "the last block is never matched, even when full",
@@ -42,8 +42,8 @@ BROKEN = [
         "blocks are released last first",
         "nano",
         "nano_blocks",
-        "range(len(seq.block_table) - 1, -1, -1)",
-        "range(len(seq.block_table))",
+        "blocks = seq.block_table[::-1]",
+        "blocks = seq.block_table[:]",
     ),
     (
         "a later twin takes over the entry",
@@ -56,14 +56,14 @@ BROKEN = [
         "an entry owned by a twin stays",
         "nano",
         "nano_blocks",
-        "if self.hash_to_block.get(old) == block:",
-        "if self.hash_to_block.get(old):",
+        "if self.hash_to_block.get(key) == block:",
+        "if self.hash_to_block.get(key):",
     ),
     (
         "a block's own ids are compared",
         "nano",
         "nano_blocks",
-        "block is None or self.content[block] != seq.block_bytes(index, self.block_size)",
+        "block is None or self.content[block] != seq.block_content(index, self.block_size)",
         "block is None",
     ),
     (
@@ -143,16 +143,16 @@ BROKEN = [
         "released blocks without a hash go to the front",
         "vllm",
         "vllm_blocks",
-        "pool.put_front(unhashed)",
-        "[pool.put_back(b) for b in unhashed]",
+        "pool.put_front([block for block in freed if hashes[block] is None])",
+        "pool.put_back([block for block in freed if hashes[block] is None])",
     ),
-    ("blocks are released last first", "vllm", "vllm_blocks", "range(len(table) - 1, -1, -1)", "range(len(table))"),
+    ("blocks are released last first", "vllm", "vllm_blocks", "blocks = seq.block_table[::-1]", "blocks = seq.block_table[:]"),
     (
         "of equal blocks the one cached first is found",
         "vllm",
         "vllm_blocks",
-        "hits.append(copies[0])",
-        "hits.append(copies[-1])",
+        "hits.append(block)",
+        "hits.append(self.twins.get(key, [block])[-1])",
     ),
     (
         "blocks can be hit in the round that computes them",

@@ -56,12 +56,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.pool.put_front([block])
                 self.free.insert(0, block)
             else:
-                self.pool.put_back(block)
+                self.pool.put_back([block])
                 self.free.append(block)
 
     @invariant()
     def equal(self) -> None:
-        assert list(self.pool.free) == self.free and self.pool.num_free == len(self.free)
+        assert self.pool.free == self.free and self.pool.num_free == len(self.free)
         assert [self.pool.ref_count[b] for b in range(1, 6)] == [self.used[b] for b in range(1, 6)]
 
 

@@ -154,6 +154,11 @@ class BlockEvents(Seq[BlockRow]):
     def __iter__(self) -> Iterator[BlockRow]:
         return iter(self.rows())
 
+    def __eq__(self, other: object) -> bool:
+        return self.rows() == other.rows() if isinstance(other, type(self)) else self.rows() == other
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 class Decisions(Seq[DecisionRow]):
     """Decisions of a round. Evictions are kept beside their block events, and come in where they belong when read."""
@@ -175,6 +180,11 @@ class Decisions(Seq[DecisionRow]):
 
     def __iter__(self) -> Iterator[DecisionRow]:
         return iter(self.rows())
+
+    def __eq__(self, other: object) -> bool:
+        return self.rows() == other.rows() if isinstance(other, type(self)) else self.rows() == other
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class RoundLog:
@@ -227,6 +237,25 @@ class RoundLog:
             events.blocks += taken
             events.flags += bytes(count) if evicted is None else evicted
             self.order += count + 2 * num_evicted
+
+    def open_block(self, block: int, request: int, index: int, evicted: bool) -> None:
+        """`take` of a single block."""
+        self.num_evicted += evicted
+        if self.enabled:
+            events = self.blocks
+            events.runs += (ALLOCATE, self.order, request, index, 1, 1)
+            events.blocks.append(block)
+            events.flags.append(evicted)
+            self.order += 3 if evicted else 1
+
+    def fill_block(self, block: int, request: int, index: int) -> None:
+        """`blocks_in_table` of a single block that is full."""
+        if self.enabled:
+            events = self.blocks
+            events.runs += (CACHE, self.order, request, index, 1, 1)
+            events.blocks.append(block)
+            events.flags.append(0)
+            self.order += 1
 
     def blocks_in_table(self, event: str, table: list[int], request: int, first: int, end: int) -> None:
         """The same event for the logical blocks first..end-1 of one table."""

@@ -13,10 +13,11 @@ from collections import deque
 
 import numpy as np
 
-from engines.interface import Int64Array, NewRequest, Rejection, Round, SchedulerConfig
+from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.nano_blocks import NanoBlockManager
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
+from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, SteadyBatch, in_order
 from traces.errors import BenchctlError
 
 POLICY = "nano-vllm bb823b3"
@@ -39,6 +40,8 @@ class NanoScheduler:
         self.blocks = NanoBlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching, self.log)
         self.waiting: deque[Sequence | NewRequest] = deque()  # a request becomes a sequence when it is first looked at
         self.running: list[Sequence] = []
+        # The first `max_num_seqs` of `running`; None: they have to be gone through one by one.
+        self._steady = None if one_by_one else Steady(config.block_size)
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -74,23 +77,32 @@ class NanoScheduler:
         self.log.clear()
         free_start = self.blocks.pool.num_free
         prefill = self._schedule_prefill()
-        if prefill.seqs:
-            scheduled, cached, stop_running = prefill.seqs, np.array(prefill.cached, dtype=np.int64), None
-            num_new = np.array(prefill.num_new, dtype=np.int64)
-            slots = slots_of(scheduled)
+        batch: ScheduledBatch
+        if not prefill.seqs and self._open_blocks_of_steady():
+            assert self._steady is not None
+            batch = SteadyBatch(self._steady, self.running, None)
+            num_new_sum = batch.num_decodes
+            stop_running = "running_empty" if batch.num_decodes == len(self.running) else "max_num_seqs"
         else:
-            scheduled, slots, stop_running = self._schedule_decode()
-            num_new = np.ones(len(scheduled), dtype=np.int64)
-            cached = np.full(len(scheduled), -1, dtype=np.int64)
-        self._scheduled, self._slots = scheduled, slots
-        start = self.columns.num_computed_tokens[slots]
+            if prefill.seqs:
+                scheduled, cached, stop_running = prefill.seqs, np.array(prefill.cached, dtype=np.int64), None
+                num_new = np.array(prefill.num_new, dtype=np.int64)
+                slots = slots_of(scheduled)
+            else:
+                scheduled, slots, stop_running = self._schedule_decode()
+                num_new = np.ones(len(scheduled), dtype=np.int64)
+                cached = np.full(len(scheduled), -1, dtype=np.int64)
+            self._scheduled, self._slots = scheduled, slots
+            start = self.columns.num_computed_tokens[slots]
+            batch = build_batch(self.columns, scheduled, slots, start, num_new, not prefill.seqs, cached)
+            num_new_sum = int(num_new.sum())
         return Round(
-            batch=build_batch(self.columns, scheduled, slots, start, num_new, not prefill.seqs, cached),
+            batch=batch,
             decisions=self.log.decisions,
             blocks=self.log.blocks,
             free_blocks_start=free_start,
             free_blocks_scheduled=self.blocks.pool.num_free,
-            budget_left=self.config.max_num_batched_tokens - int(num_new.sum()),
+            budget_left=self.config.max_num_batched_tokens - num_new_sum,
             queried_tokens=prefill.queried_tokens,
             stop_waiting=prefill.stop,
             stop_running=stop_running,
@@ -98,6 +110,38 @@ class NanoScheduler:
             num_preempted=self.log.num_preempted,
             num_evicted=self.log.num_evicted,
         )
+
+    def _open_blocks_of_steady(self) -> bool:
+        """A decode round by the calendar; False where blocks don't suffice, or nobody is to be decoded."""
+        steady = self._steady
+        if steady is None:
+            return False
+        opening = steady.opening()
+        if not len(steady) or len(opening) > self.blocks.pool.num_free:
+            self._leave_steady()
+            return False
+        if opening:
+            self.blocks.open_blocks(opening)
+        return True
+
+    def _leave_steady(self) -> None:
+        if self._steady is not None:
+            self._steady.settle(self.columns, self.running)
+            self._steady = self._running_slots = None
+
+    def _fill_steady(self) -> None:
+        """The next of `running` become members where a seat is free; all of them where there is no calendar."""
+        steady, size = self._steady, min(len(self.running), self.config.max_num_seqs)
+        if steady is None:
+            scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * size
+            if self.one_by_one or scarce:
+                return
+            steady = self._steady = Steady(self.config.block_size)
+        for seq in self.running[len(steady) : size]:
+            if not seq.new.forced:
+                self._leave_steady()
+                return
+            steady.join(seq)
 
     def _schedule_prefill(self) -> _Prefill:
         """From the head of `waiting`, strictly in order. Only the round's first may be given less than it wants."""
@@ -198,6 +242,28 @@ class NanoScheduler:
 
     def update(self, round: Round, sampled: Int64Array | None) -> None:
         """Hash what is full, append, finish: in schedule order, all steps of a sequence before the next one's."""
+        if isinstance(round.batch, SteadyBatch):
+            self._update_steady(round)
+        else:
+            self._update_columns(round, sampled)
+        self._fill_steady()
+        round.num_evicted = self.log.num_evicted
+        round.free_blocks_end = self.blocks.pool.num_free
+        round.cached_free_blocks = self.blocks.cached_free_blocks
+        round.waiting, round.running = len(self.waiting), len(self.running)
+
+    def _update_steady(self, round: Round) -> None:
+        steady = self._steady
+        assert steady is not None
+        age, filling = steady.age, steady.filling() if self.blocks.caching else NOBODY
+        for seq, fills, ends in list(in_order(filling, steady.step())):
+            if fills:
+                self.blocks.fill_block(seq, (seq.base + age) // self.config.block_size)
+            if ends:
+                del self.running[steady.remove(seq)]
+                self._finish(seq, round)
+
+    def _update_columns(self, round: Round, sampled: Int64Array | None) -> None:
         columns, batch = self.columns, round.batch
         computed = batch.start + batch.num_tokens
         touched = columns.num_hashed_blocks[self._slots] < computed // self.config.block_size
@@ -213,10 +279,6 @@ class NanoScheduler:
         if finished:
             self.running = [seq for seq in self.running if seq.finish_reason is None]
             self._running_slots = None
-        round.num_evicted = self.log.num_evicted
-        round.free_blocks_end = self.blocks.pool.num_free
-        round.cached_free_blocks = self.blocks.cached_free_blocks
-        round.waiting, round.running = len(self.waiting), len(self.running)
 
     def _finish(self, seq: Sequence, round: Round) -> None:
         seq.finish_reason = seq.finish_reason or "max_tokens"

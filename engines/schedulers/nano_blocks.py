@@ -71,17 +71,31 @@ class NanoBlockManager:
         if seq.num_tokens % self.block_size == 1:
             self._allocate_blocks(seq, 1)
 
+    def open_blocks(self, opening: list[Sequence]) -> None:
+        """`may_append` of each, in order. The caller has checked that there are blocks for all."""
+        taken, evicted = self._take_from_pool(len(opening))
+        log = self.log
+        for at, (seq, block) in enumerate(zip(opening, taken, strict=True)):
+            seq.block_table.append(block)
+            lost = evicted is not None and evicted[at] == 1
+            log.open_block(block, seq.new.request, len(seq.block_table) - 1, lost)
+
     def _allocate_blocks(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
         first = len(seq.block_table)
-        taken = self.pool.take(count)
+        taken, evicted = self._take_from_pool(count)
         seq.grow_table(taken)
+        self.log.take(taken, seq.request, first, evicted)
+
+    def _take_from_pool(self, count: int) -> tuple[list[int], bytes | None]:
+        """(blocks, a 1 for each that could still be found until now; None: no one of them)."""
+        taken = self.pool.take(count)
         hashes = self.hash
         keys = [hashes[block] for block in taken]
-        evicted = None
-        if keys.count(None) != count:
-            evicted = bytes([key is not None and self._forget(block, key) for block, key in zip(taken, keys, strict=True)])
-        self.log.take(taken, seq.request, first, evicted)
+        if keys.count(None) == count:
+            return taken, None
+        lost = [key is not None and self._forget(block, key) for block, key in zip(taken, keys, strict=True)]
+        return taken, bytes(lost)
 
     def _forget(self, block: int, key: int) -> bool:
         """A hashed block is taken. True: it could still be found."""
@@ -108,17 +122,25 @@ class NanoBlockManager:
             return
         hashes, table = seq.hashes_xxh64(full, self.block_size), seq.block_table
         for index in range(first, full):
-            block, key = table[index], hashes[index]
-            owner = self.hash_to_block.get(key)
-            if owner is not None:
-                self.disowned.add(owner)
-                if self.pool.ref_count[owner] == 0:
-                    self.cached_free_blocks -= 1  # a free twin can no longer be found
-            self.hash[block] = key
-            self.content[block] = seq.block_content(index, self.block_size)
-            self.hash_to_block[key] = block
+            self._register(seq, table[index], index, hashes[index])
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
+
+    def fill_block(self, seq: Sequence, index: int) -> None:
+        """`hash_blocks` of a steady member whose token was the last of block `index`."""
+        block = seq.block_table[index]
+        self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
+        self.log.fill_block(block, seq.new.request, index)
+
+    def _register(self, seq: Sequence, block: int, index: int, key: int) -> None:
+        owner = self.hash_to_block.get(key)
+        if owner is not None:
+            self.disowned.add(owner)
+            if self.pool.ref_count[owner] == 0:
+                self.cached_free_blocks -= 1  # a free twin can no longer be found
+        self.hash[block] = key
+        self.content[block] = seq.block_content(index, self.block_size)
+        self.hash_to_block[key] = block
 
     def deallocate(self, seq: Sequence) -> None:
         """Release in reverse table order, so that a prefix outlives its tail. Hashes stay until a block is taken again."""

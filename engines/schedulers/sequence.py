@@ -72,14 +72,15 @@ class Sequence:
     """
 
     __slots__ = (
-        "_make",
         "_token_ids",
+        "base",
         "block_hashes",
         "block_table",
         "cells",
         "finish_reason",
         "new",
         "num_preemptions",
+        "serial",
         "slot",
     )
 
@@ -90,6 +91,7 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_hashes: list[Any] = []  # of its leading full blocks, as far as they were asked for
         self.num_preemptions = 0
+        self.base = self.serial = 0  # as a member of `steady.Steady`
         self.finish_reason: str | None = None
         self._token_ids: Int64Array | None = None
         cells = columns.cells
@@ -105,6 +107,10 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return self.cells["num_tokens"][self.slot]
+
+    @num_tokens.setter
+    def num_tokens(self, value: int) -> None:
+        self.cells["num_tokens"][self.slot] = value
 
     @property
     def num_final_tokens(self) -> int:
@@ -132,6 +138,10 @@ class Sequence:
 
     def grow_table(self, blocks: Iterable[int]) -> None:
         self.block_table.extend(blocks)
+        self.cells["num_blocks"][self.slot] = len(self.block_table)
+
+    def count_blocks(self) -> None:
+        """The table was grown without its column."""
         self.cells["num_blocks"][self.slot] = len(self.block_table)
 
     def clear_blocks(self) -> None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from engines.interface import Int64Array, NewRequest, Rejection, Round, SchedulerConfig
+from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
+from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, ExtraRows, Steady, SteadyBatch
 from engines.schedulers.vllm_blocks import VllmBlockManager
 from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
 from traces.errors import BenchctlError
@@ -54,6 +55,7 @@ class VllmScheduler:
         self.waiting = (PriorityQueue if config.scheduling_policy == "priority" else FcfsQueue)(self._make_sequence)
         self.skipped: set[int] = set()  # requests passed over and not admitted since
         self.running: list[Sequence] = []
+        self._steady = None if one_by_one else Steady(config.block_size)  # all of `running`; None: somebody else is among them
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -101,14 +103,82 @@ class VllmScheduler:
         free_start = self.blocks.pool.num_free
         # One request alone is never held back for the sake of others; who only waits counts too.
         threshold = self.config.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
-
-        batch = self._schedule_running_at_once(threshold) or self._schedule_running_one_by_one(threshold)
+        batch = (
+            self._schedule_steady()
+            or self._schedule_running_at_once(threshold)
+            or self._schedule_running_one_by_one(threshold)
+        )
         num_running = len(batch.seqs)
         if self.log.num_preempted:
             stop_waiting = "preemption"  # blocks just given up are not for newcomers
         else:
             stop_waiting = self._schedule_waiting(batch, threshold)
+        out = self._steady_batch(batch) if batch.steady else self._columns_of(batch, num_running)
+        return Round(
+            batch=out,
+            decisions=self.log.decisions,
+            blocks=self.log.blocks,
+            free_blocks_start=free_start,
+            free_blocks_scheduled=self.blocks.pool.num_free,
+            budget_left=batch.budget,
+            queried_tokens=batch.queried_tokens,
+            stop_waiting=stop_waiting,
+            stop_running=batch.stop_running,
+            num_admitted=len(batch.seqs) - num_running,
+            num_preempted=self.log.num_preempted,
+            num_evicted=self.log.num_evicted,
+        )
 
+    def _schedule_steady(self) -> _Batch | None:
+        """All running requests by the calendar; None where one of them does not decode, or blocks don't suffice."""
+        steady = self._steady
+        if steady is None:
+            return None
+        opening, budget = steady.opening(), self.config.max_num_batched_tokens - len(steady)
+        if len(opening) > self.blocks.pool.num_free or budget < 0:
+            self._leave_steady()
+            return None
+        filling = steady.filling() if self.blocks.caching else NOBODY
+        if opening or filling:
+            self.blocks.decode_edges(opening, filling, steady.age)
+        batch = _Batch(budget)
+        batch.steady = True
+        return batch
+
+    def _steady_batch(self, batch: _Batch) -> SteadyBatch:
+        assert self._steady is not None
+        extra = None
+        self._scheduled = batch.seqs
+        if batch.seqs:
+            extra = ExtraRows(batch.seqs, batch.num_new, batch.cached)
+            for seq, num_new in zip(batch.seqs, batch.num_new, strict=True):
+                seq.num_computed_tokens += num_new
+        return SteadyBatch(self._steady, self.running, extra)
+
+    def _leave_steady(self) -> None:
+        if self._steady is not None:
+            self._steady.settle(self.columns, self.running)
+            self._steady = self._running_slots = None
+
+    def _enter_steady(self) -> None:
+        """Where all that run have one token to compute, know their outputs and stay within max_model_len.
+
+        And where the free blocks last for a while: who preempts in every round has to go one by one anyway.
+        """
+        scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * len(self.running)
+        if self.one_by_one or scarce or not all(self._is_steady(seq) for seq in reversed(self.running)):
+            return
+        steady = Steady(self.config.block_size)
+        for seq in self.running:
+            steady.join(seq)
+        self._steady = steady
+
+    def _is_steady(self, seq: Sequence) -> bool:
+        known, limit, new = seq.num_tokens, self.config.max_model_len, seq.new
+        decodes = known - seq.num_computed_tokens == 1 and known > new.num_prompt_tokens
+        return decodes and new.forced and (limit is None or known < limit)
+
+    def _columns_of(self, batch: _Batch, num_running: int) -> ScheduledBatch:
         columns, scheduled = self.columns, batch.seqs
         if len(scheduled) == num_running and batch.slots is not None:
             slots, num_new = batch.slots, batch.running_num_new
@@ -127,20 +197,7 @@ class VllmScheduler:
         start = columns.num_computed_tokens[slots]
         out = build_batch(columns, scheduled, slots, start, num_new, was_running, cached)
         columns.num_computed_tokens[slots] = start + num_new  # ahead of the model; nothing is rolled back later
-        return Round(
-            batch=out,
-            decisions=self.log.decisions,
-            blocks=self.log.blocks,
-            free_blocks_start=free_start,
-            free_blocks_scheduled=self.blocks.pool.num_free,
-            budget_left=batch.budget,
-            queried_tokens=batch.queried_tokens,
-            stop_waiting=stop_waiting,
-            stop_running=batch.stop_running,
-            num_admitted=len(scheduled) - num_running,
-            num_preempted=self.log.num_preempted,
-            num_evicted=self.log.num_evicted,
-        )
+        return out
 
     def _wanted(self, seq: Sequence, num_computed: int, threshold: int, budget: int) -> int:
         """Tokens for `seq`: what it lacks, at most the threshold, at most the budget."""
@@ -343,22 +400,50 @@ class VllmScheduler:
 
     def update(self, round: Round, sampled: Int64Array | None) -> None:
         """Append, and free at once what is finished, in batch order; seats and blocks are usable in the next round."""
-        finished = append_tokens(self.columns, self._scheduled, self._slots, round.batch, sampled)
-        for i in finished:
-            seq = self._scheduled[i]
-            if seq.finish_reason is None:
-                asked = seq.new.num_prompt_tokens + seq.new.num_output_tokens
-                seq.finish_reason = "max_tokens" if seq.num_tokens >= asked else "length_capped"
-            self.log.decide("finish", seq.request, seq.finish_reason)
-            round.finished.append((seq.request, seq.finish_reason))
-            self.blocks.free(seq)
-            self.columns.give_back(seq.slot)
-        if finished:
-            self.running = [seq for seq in self.running if seq.finish_reason is None]
+        if isinstance(round.batch, SteadyBatch):
+            self._update_steady(round)
+        else:
+            finished = append_tokens(self.columns, self._scheduled, self._slots, round.batch, sampled)
+            for i in finished:
+                self._finish(self._scheduled[i], round)
+            if finished:
+                self.running = [seq for seq in self.running if seq.finish_reason is None]
             self._running_slots = None
+            self._enter_steady()
         round.free_blocks_end = self.blocks.pool.num_free
         round.cached_free_blocks = self.blocks.cached_free_blocks
         round.waiting, round.running, round.skipped = len(self.waiting), len(self.running), len(self.skipped)
+
+    def _update_steady(self, round: Round) -> None:
+        """The members by the calendar, then the round's admissions, who may become members."""
+        steady = self._steady
+        assert steady is not None
+        for seq in steady.step():
+            del self.running[steady.remove(seq)]
+            seq.num_tokens = seq.num_final_tokens
+            self._finish(seq, round)
+        all_steady = True
+        for seq in self._scheduled:
+            if seq.num_computed_tokens == seq.num_tokens:
+                seq.num_tokens += 1
+                if seq.num_tokens >= seq.num_final_tokens:
+                    self.running.remove(seq)
+                    self._finish(seq, round)
+                    continue
+            all_steady = all_steady and self._is_steady(seq)
+            if all_steady:
+                steady.join(seq)
+        if not all_steady:
+            self._leave_steady()
+
+    def _finish(self, seq: Sequence, round: Round) -> None:
+        if seq.finish_reason is None:
+            asked = seq.new.num_prompt_tokens + seq.new.num_output_tokens
+            seq.finish_reason = "max_tokens" if seq.num_tokens >= asked else "length_capped"
+        self.log.decide("finish", seq.request, seq.finish_reason)
+        round.finished.append((seq.request, seq.finish_reason))
+        self.blocks.free(seq)
+        self.columns.give_back(seq.slot)
 
     # -- looking in
 
@@ -381,12 +466,14 @@ class VllmScheduler:
 class _Batch:
     """A round's work while it is gathered: the running requests by column, then the admissions one by one."""
 
-    __slots__ = ("budget", "cached", "num_new", "queried_tokens", "running_num_new", "seqs", "slots", "stop_running")
+    __slots__ = ("budget", "cached", "num_new", "queried_tokens", "running_num_new", "seqs", "slots", "steady", "stop_running")
+
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.seqs: list[Sequence] = []
         self.slots: Int64Array | None = None
+        self.steady = False  # the running are not among `seqs`: the calendar has them
         self.running_num_new = np.empty(0, dtype=np.int64)
         self.num_new: list[int] = []
         self.cached: list[int] = []

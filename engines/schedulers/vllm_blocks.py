@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
+from engines.schedulers.steady import in_order
 
 Key = bytes | int
 
@@ -70,25 +71,49 @@ class VllmBlockManager:
         if self.caching:
             self._cache_full_blocks(seq, min(num_tokens, seq.num_tokens) // self.block_size)
 
+    def decode_edges(self, opening: list[Sequence], filling: list[Sequence], age: int) -> None:
+        """What one more token of each steady member does to its blocks: a new one at an edge, a full one findable.
+
+        In running order, as `allocate_slots` of each would. The caller has checked that there are blocks for all.
+        """
+        log, size, at = self.log, self.block_size, 0
+        # Who takes and who caches are looked at together only for the log's sake: neither changes what the other does.
+        taken, evicted = self._take_from_pool(len(opening))
+        for seq, opens, fills in in_order(opening, filling):
+            table = seq.block_table
+            if opens:
+                table.append(taken[at])
+                log.open_block(taken[at], seq.new.request, len(table) - 1, evicted is not None and evicted[at] == 1)
+                at += 1
+            if fills:
+                index = (seq.base + age) // size
+                block = table[index]
+                self._register(block, seq.hashes_xxh128(index + 1, size)[index])
+                log.fill_block(block, seq.new.request, index)
+
     def _take(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
         first = len(seq.block_table)
-        taken = self.pool.take(count)
+        taken, evicted = self._take_from_pool(count)
         seq.grow_table(taken)
+        self.log.take(taken, seq.request, first, evicted)
+
+    def _take_from_pool(self, count: int) -> tuple[list[int], bytes | None]:
+        """(blocks, a 1 for each that could still be found until now; None: no one of them)."""
+        taken = self.pool.take(count)
         hashes = self.hash
         keys = [hashes[block] for block in taken]
-        evicted = None
-        if (unhashed := keys.count(None)) != count:
-            for block, key in zip(taken, keys, strict=True):
-                if key is not None:
-                    hashes[block] = None
-                    if key in self.twins:
-                        self._forget_copy(block, key)
-                    else:
-                        del self.cached[key]
-            self.cached_free_blocks -= count - unhashed
-            evicted = bytes([key is not None for key in keys])
-        self.log.take(taken, seq.request, first, evicted)
+        if (unhashed := keys.count(None)) == count:
+            return taken, None
+        for block, key in zip(taken, keys, strict=True):
+            if key is not None:
+                hashes[block] = None
+                if key in self.twins:
+                    self._forget_copy(block, key)
+                else:
+                    del self.cached[key]
+        self.cached_free_blocks -= count - unhashed
+        return taken, bytes([key is not None for key in keys])
 
     def _forget_copy(self, block: int, key: Key) -> None:
         """One of several copies goes; if it was the first, the next takes its place."""
@@ -105,14 +130,15 @@ class VllmBlockManager:
         if full <= first:
             return
         table, hashes = seq.block_table, seq.hashes_xxh128(full, self.block_size)
-        cached = self.cached
         for index in range(first, full):
-            block, key = table[index], hashes[index]
-            self.hash[block] = key
-            if cached.setdefault(key, block) != block:
-                self.twins.setdefault(key, []).append(block)
+            self._register(table[index], hashes[index])
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
+
+    def _register(self, block: int, key: Key) -> None:
+        self.hash[block] = key
+        if self.cached.setdefault(key, block) != block:
+            self.twins.setdefault(key, []).append(block)
 
     def free(self, seq: Sequence) -> None:
         """Release in reverse table order. Blocks with a hash go to the back of the queue, those without to the front."""
