@@ -131,6 +131,13 @@ def check_together(options: ReplayOptions) -> None:
         raise BenchctlError(
             "simulated rounds take no real time", where="--clock wall", fix="leave --clock out: the clock is virtual"
         )
+    if options.engine in ("null", "simulated"):
+        for name, given in (
+            ("--tensor-parallel-size", options.tensor_parallel_size > 1),
+            ("--verify", options.verify > 0),
+        ):
+            if given:
+                raise BenchctlError(f"the {options.engine} engine runs no model", where=name, fix="--engine torch")
     if options.outputs == "sampled" and options.engine in ("null", "simulated"):
         raise BenchctlError(
             f"the {options.engine} engine chooses no tokens", where="--outputs sampled", fix="--engine torch"

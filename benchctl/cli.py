@@ -226,6 +226,23 @@ def replay(
     enforce_eager: Annotated[
         bool, opt("--enforce-eager", panel=ENGINE, help="Capture no CUDA graphs. Default: graphs, with triton.")
     ] = False,
+    tensor_parallel_size: Annotated[
+        int,
+        opt(
+            "--tensor-parallel-size",
+            "-tp",
+            panel=ENGINE,
+            help="Split the model over N processes, one a card (without a card: of the CPU). Default 1.",
+        ),
+    ] = 1,
+    verify: Annotated[
+        int,
+        opt(
+            "--verify",
+            panel=ENGINE,
+            help="At a run's end compute N requests anew in float32 and compare logits: preempted, cached and chunked ones first. Beyond tolerance the exit code is 1. Default 0.",
+        ),
+    ] = 0,
     overlap: Annotated[
         bool | None,
         opt(

@@ -20,10 +20,12 @@ from rich.text import Text
 
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
+from benchctl.engine_choice import close_team
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
+from benchctl.verify_run import verify_run, watch_engine
 from benchctl.sources import requests_of
 from engines.interface import Engine
 from engines.simulated.engine import SimulatedEngine
@@ -40,6 +42,15 @@ def run_replay(options: ReplayOptions) -> int:
     """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     command = build_command(options)
+    try:
+        return run_command(command, err)
+    finally:
+        close_team(command.engine)
+
+
+def run_command(command: Command, err: Console) -> int:
+    """Every run of a command that is built; -> the exit code."""
+    options = command.options
     out = None if options.records == "none" else out_folder(command)
     announce(command, err)
     results: list[RunResult] = []
@@ -50,12 +61,14 @@ def run_replay(options: ReplayOptions) -> int:
             try:
                 if folder is not None:
                     make_run_folder(folder, options.force)
+                watch = watch_engine(parts.engine, command.engine, options)
                 with Progress(err, name, policy.usable_blocks) as progress:
                     result = run_one(parts, progress, stop)
             finally:
                 parts.engine.close()
             result = finish(command, policy, result)
             result = account_for(parts.engine, result, err)
+            result = verify_run(watch, command.engine, options, result, err)
             results.append(result)
             if result.error is not None:
                 say_error(result, err)
@@ -256,6 +269,8 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
     ] or [counts_only(result) for result in results]
     if options.json:
         for summary, result in zip(summaries, results, strict=True):
+            if options.verify:
+                summary["benchctl"]["verify"] = result.manifest.get("verify")
             summary["benchctl"]["path"] = None if result.folder is None else str(result.folder)
             summary["benchctl"]["report"] = None if page is None else str(page)
         print(json.dumps(summaries[0] if len(summaries) == 1 else {"runs": summaries}, indent=1, default=str))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Settings that are not a policy's: option -> what its default is called in the manifest.
 RUN_OPTIONS = (
-    "engine", "profile", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "overlap", "gpu_memory_utilization", "round_seconds",
+    "engine", "profile", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "tensor_parallel_size", "verify", "overlap", "gpu_memory_utilization", "round_seconds",
     "from_run", "max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "num_warmups", "warm_cache",
     "num_repeats", "over_length", "skip_bad",
 )  # fmt: skip
