@@ -94,7 +94,9 @@ class Parallel:
             out = x.new_empty(self.size, *x.shape)
         if self.size == 1:
             return out.copy_(x[None])
-        torch.distributed.all_gather_into_tensor(out.view(-1), x.contiguous().view(-1))
+        # all_gather_into_tensor's name from torch 2.13 on.
+        gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+        gather(out.view(-1), x.contiguous().view(-1))
         return out
 
     def gather_vocab(self, x: Tensor, vocab_size: int) -> Tensor:
