@@ -1,5 +1,7 @@
 """QK-norm, RoPE and the write of K and V into their blocks, in one kernel over the merged product.
 
+Where chunks attend to their own rows (engines/kernels/chunk_attention.py), turned keys and values go back there too.
+
 The slot of a token is looked up in the block table on the device, so the host never makes slot mappings.
 """
 
@@ -9,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -26,11 +28,11 @@ def _head(
 
 @triton.jit
 def _rope_store_kernel(
-    qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
+    qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, own_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
     num_tokens_ptr, eps, stride_qkv, stride_part, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
     KV_HEADS: tl.constexpr, KV_PAD: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a token and KV_HEADS KV heads: their groups' query heads, their key heads, their value heads."""
     token = tl.program_id(0)
@@ -86,6 +88,9 @@ def _rope_store_kernel(
     k_mask = mask & is_key[:, None]
     tl.store(k_ptr + k_at, turned_first, mask=k_mask)
     tl.store(k_ptr + k_at + half, turned_second, mask=k_mask)
+    if OWN:
+        tl.store(own_ptr + base + low, turned_first, mask=k_mask)
+        tl.store(own_ptr + base + low + half, turned_second, mask=k_mask)
 
     value_head = kv_first + tl.arange(0, KV_PAD)
     v_mask = ((tl.arange(0, KV_PAD) < KV_HEADS) & (value_head < NUM_KV_HEADS))[:, None] & (offs < half)[None, :]
@@ -95,6 +100,9 @@ def _rope_store_kernel(
     v_at = slot + (value_head * stride_head)[:, None] + offs[None, :]
     tl.store(v_ptr + v_at, v_first, mask=v_mask)
     tl.store(v_ptr + v_at + half, v_second, mask=v_mask)
+    if OWN and (BIAS or PARTS > 1):
+        tl.store(own_ptr + base + v_low, v_first, mask=v_mask)
+        tl.store(own_ptr + base + v_low + half, v_second, mask=v_mask)
 
 
 def rope_and_store(
@@ -112,11 +120,13 @@ def rope_and_store(
     block_tables: torch.Tensor,
     num_tokens: torch.Tensor,
     eps: float,
+    own: torch.Tensor | None = None,
 ) -> None:
     """Norm and turn queries into q_out and keys into the cache, and copy values into the cache.
 
     qkv [T, (H + 2 KV) * D] or partial sums [parts, T, …]; q_out [T, H, D]; caches [num_blocks, block_size, KV, D]; cos, sin
     f32 [positions, D / 2]; positions, table_rows int32 [T]: token t lies at positions[t] of block_tables[table_rows[t]].
+    own: rows as qkv's, or qkv itself, whose key and value columns become those of the cache.
     """
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
     num_heads, head_dim = q_out.shape[1], q_out.shape[2]
@@ -124,11 +134,12 @@ def rope_and_store(
     group = num_heads // kv_heads
     # Few tokens: many programs, each short. Many tokens: the card is full anyway, so that each does more.
     per_program = 1 if len(q_out) <= 256 else min(4, kv_heads)
-    _rope_store_kernel[(len(q_out), triton.cdiv(kv_heads, per_program))](
-        qkv, bias, q_out, k_cache, v_cache, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
+    launch(
+        _rope_store_kernel, (len(q_out), triton.cdiv(kv_heads, per_program)),
+        qkv, bias, q_out, k_cache, v_cache, own, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
         qkv.stride(-2), qkv.stride(0) if parts > 1 else 0, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2),
         KV_HEADS=per_program, KV_PAD=triton.next_power_of_2(per_program), ROWS_PAD=triton.next_power_of_2(per_program * (group + 1)),
-        BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
-        num_warps=4 if per_program > 1 else 2 if group > 2 else 1, **dependent_launch(),
+        BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None, OWN=own is not None,
+        num_warps=4 if per_program > 1 else 2 if group > 2 else 1,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 BLOCK = 4096
 
@@ -98,14 +98,17 @@ def sample(
     rows, vocab = logits.shape
     blocks = best.shape[1]  # those of the longest share: blocks beyond this one hold -inf
     noise = temperature > 0
-    _best_of_block_kernel[(rows, blocks)](
+    launch(
+        _best_of_block_kernel, (rows, blocks),
         logits, keys, best, token, num_rows, 1.0 / temperature if noise else 1.0, logits.stride(0), vocab_first,
-        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8, **dependent_launch(),
+        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8,
     )  # fmt: skip
     if gather is not None:
         best, token = (gather(x).transpose(0, 1).reshape(rows, -1) for x in (best, token))
         blocks = best.shape[1]
-    _best_of_row_kernel[(rows,)](
+    launch(
+        _best_of_row_kernel,
+        (rows,),
         best,
         token,
         out,
@@ -113,5 +116,4 @@ def sample(
         NUM_BLOCKS=blocks,
         PAD=triton.next_power_of_2(blocks),
         num_warps=1,
-        **dependent_launch(),
     )

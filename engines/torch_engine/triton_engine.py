@@ -7,13 +7,14 @@ Without a card it runs in Triton's interpreter (TRITON_INTERPRET=1), slowly: tha
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
+from engines.kernels.launch import compiling
 from engines.model.memory import available_bytes, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
@@ -125,8 +126,10 @@ class TritonEngine:
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
         self._weight_bytes, self._matrix_parameters = _sizes(model)
-        if on_card and not enforce_eager:
-            self._capture_graphs()
+        if on_card:
+            self._compile_kernels()
+            if not enforce_eager:
+                self._capture_graphs()
 
     # -- shapes
 
@@ -152,6 +155,22 @@ class TritonEngine:
             [Shape(n, n, 0, max(updates, 2 * n)) for n in decodes],
             [Shape(n, min(n, self.max_seqs, 256), self._most_tiles(n, 16), 1024) for n in chunks],
         )
+
+    @torch.inference_mode()
+    def _compile_kernels(self) -> None:
+        """Have every kernel compiled that a round can meet, side by side, so that no round waits for one."""
+        decodes, mixed = self._graph_shapes()
+        few = min(16, self.max_tokens)
+        shapes = [*decodes, *mixed, self._exact_shape(few, 1, self._most_tiles(few, 1), 64)]
+        for own_rows in (True, False):
+            largest = self._exact_shape(
+                self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), 64
+            )
+            shapes.append(replace(largest, own_rows=own_rows))
+        self.inputs.zero_()  # counts of 0
+        with compiling():
+            for shape in shapes:
+                self.forward.run(DeviceInputs.of(shape, self.inputs), num_layers=1)
 
     @torch.inference_mode()
     def _capture_graphs(self) -> None:
@@ -200,6 +219,13 @@ class TritonEngine:
         tiles = chunk_tiles(inputs, self.forward.tokens_per_tile)
         num_updates = sum(len(blocks) for _, _, blocks in updates)
         shape = self._choose_shape(len(inputs.token_ids), batch.num_seqs, len(tiles[0]), num_updates)
+        if shape not in self.graphs and len(tiles[0]):
+            own_rows = self.forward.own is not None and not inputs.mostly_older_keys
+            if not own_rows:
+                tiles = chunk_tiles(inputs, self.forward.tokens_per_paged_tile)
+            shape = replace(
+                shape, chunk_tiles=len(tiles[0]), own_rows=own_rows, singles=bool((batch.num_tokens == 1).any())
+            )
         flight = self.flights[self.next_flight]
         self.next_flight = (self.next_flight + 1) % IN_FLIGHT
         if flight.done is not None:
