@@ -104,7 +104,7 @@ def sample(
         VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8,
     )  # fmt: skip
     if gather is not None:
-        best, token = (gather(x).transpose(0, 1).reshape(rows, -1) for x in (best, token))
+        best, token = (gather(x).transpose(0, 1).reshape(rows, -1).contiguous() for x in (best, token))
         blocks = best.shape[1]
     launch(
         _best_of_row_kernel,
