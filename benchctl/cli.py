@@ -307,6 +307,14 @@ def replay(
     skip_bad: Annotated[
         bool, opt("--skip-bad", panel=ARRIVALS, help="Leave faulty rows of the trace out, and count them.")
     ] = False,
+    validate_first: Annotated[
+        bool | None,
+        opt(
+            "--validate-first/--no-validate-first",
+            panel=ARRIVALS,
+            help="Check the whole trace before anything runs, or its rows while it is replayed. Default: traces of 32 MB and more are checked on the way.",
+        ),
+    ] = None,
     map: Annotated[
         list[str] | None,
         opt(

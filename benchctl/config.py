@@ -79,6 +79,7 @@ class ReplayOptions:
     num_repeats: int = 1
     over_length: str = "reject"
     skip_bad: bool = False
+    validate_first: bool | None = True  # False: rows are checked while they are replayed; None: so for large files
     records: str = "full"
     out: str | None = None
     force: bool = False

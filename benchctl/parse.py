@@ -106,6 +106,7 @@ def replay_options(**given: Any) -> ReplayOptions:
         num_repeats=given["num_repeats"],
         over_length=given["over_length"],
         skip_bad=given["skip_bad"],
+        validate_first=given.get("validate_first", True),
         records=given["records"],
         out=given["out"],
         force=given["force"],
