@@ -124,7 +124,8 @@ def run_own(spans, config, *, heads=4, kv_heads=2, head_dim=64, block_size=16, d
     num_tiles = torch.tensor([len(tiles)], dtype=torch.int32, device=DEVICE)
     described = own_rows(own.flatten(1), head_dim, config)
     chunk_attention(
-        q, described, k, v, out, tables, *columns, base, num_tiles, len(tiles) + 2, head_dim**-0.5, config
+        q, described, k, v, out, tables, *columns, base, num_tiles, len(tiles) + 2, head_dim**-0.5, config,
+        all(pos == 0 for pos, _ in spans),
     )  # fmt: skip
     assert not out.isnan().any()
     error = (out.float() - expected).norm() / expected.norm()
@@ -144,3 +145,7 @@ def test_chunks_that_find_their_keys_in_the_round(heads, kv_heads, head_dim, dty
 @pytest.mark.parametrize(("block_m", "block_n"), [(64, 64), (32, 16)])
 def test_steps_of_chunks_against_block_sizes(block_size, block_m, block_n):
     run_own(CHUNKS, Config(block_m=block_m, block_n=block_n), block_size=block_size)
+
+
+def test_fresh_prompts_read_no_block():
+    run_own([(0, 70), (0, 3), (0, 129)], Config(block_m=32, block_n=32))

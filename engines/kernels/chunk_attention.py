@@ -55,7 +55,7 @@ def _chunk_kernel(
     q_ptr, kv_desc, k_ptr, v_ptr, out_ptr, tables_ptr, tile_seq_ptr, tile_query_ptr, tile_pos_ptr, tile_len_ptr, tile_base_ptr, num_tiles_ptr,
     scale, stride_q, stride_out, stride_block, stride_slot, stride_head, stride_table,
     GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT_F32: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FRESH: tl.constexpr, DOT_F32: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Heads first: the tiles that read the same keys run at the same time.
     kv_head = tl.program_id(0)
@@ -85,17 +85,18 @@ def _chunk_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
 
     before = query - base  # the chunk's tokens before the tile
-    known = pos - before  # keys that are in blocks already: seen by every row
-    table_ptr = tables_ptr + seq.to(tl.int64) * stride_table
-    whole = known // BLOCK_N * BLOCK_N
-    acc, row_max, row_sum = _attend(
-        q, pos + token, k_ptr, v_ptr, table_ptr, acc, row_max, row_sum, 0, whole, kv_head * stride_head, stride_block, stride_slot, scale,
-        False, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, DOT_F32,
-    )  # fmt: skip
-    acc, row_max, row_sum = _attend(
-        q, pos + token, k_ptr, v_ptr, table_ptr, acc, row_max, row_sum, whole, known, kv_head * stride_head, stride_block, stride_slot, scale,
-        True, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, DOT_F32,
-    )  # fmt: skip
+    if not FRESH:
+        known = pos - before  # keys that are in blocks already: seen by every row
+        table_ptr = tables_ptr + seq.to(tl.int64) * stride_table
+        whole = known // BLOCK_N * BLOCK_N
+        acc, row_max, row_sum = _attend(
+            q, pos + token, k_ptr, v_ptr, table_ptr, acc, row_max, row_sum, 0, whole, kv_head * stride_head, stride_block, stride_slot, scale,
+            False, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, DOT_F32,
+        )  # fmt: skip
+        acc, row_max, row_sum = _attend(
+            q, pos + token, k_ptr, v_ptr, table_ptr, acc, row_max, row_sum, whole, known, kv_head * stride_head, stride_block, stride_slot, scale,
+            True, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, DOT_F32,
+        )  # fmt: skip
     local = before + token
     k_column = (NUM_HEADS + kv_head) * HEAD_DIM
     v_column = (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM
@@ -133,11 +134,14 @@ def chunk_attention(
     max_tiles: int,
     scale: float,
     config: Config,
+    fresh: bool = False,
 ) -> None:
     """Causal attention of every tile, into `out`.
 
     As `paged_attention`, and: `own` describes the merged product, [num_tokens, (heads + 2 kv heads) * head_dim], whose key
     columns hold turned keys; tile_base: int32, the row of the first token of the tile's chunk. Head dims are powers of 2.
+    `fresh`: every chunk begins its sequence, so that nothing is in blocks yet (a kernel without those loops: it takes fewer
+    registers and less shared memory).
     A card without a copy engine reads the same rows through pointers.
     """
     num_heads, head_dim = q.shape[1], q.shape[2]
@@ -147,6 +151,6 @@ def chunk_attention(
         q, own, k_cache, v_cache, out, block_tables, tile_seq, tile_query, tile_pos, tile_len, tile_base, num_tiles,
         scale * LOG2_E, q.stride(0), out.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=num_heads // kv_heads, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, DOT_F32=q.dtype == torch.float32,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, FRESH=fresh, DOT_F32=q.dtype == torch.float32,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

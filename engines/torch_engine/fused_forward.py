@@ -23,7 +23,7 @@ from engines.kernels.tables import update_tables
 from engines.model.config import ModelConfig
 from engines.model.transformer import Model
 from engines.torch_engine import tuning
-from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs
+from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs, Shape
 
 MANY_ROWS = (
     2049  # above the largest round in a graph: a product that adds costs less than a kernel that reads both again
@@ -176,7 +176,7 @@ class FusedForward:
             rope_and_store(
                 qkv, layer.qkv_bias, q, self.k_cache[i], self.v_cache[i], layer.q_norm, layer.k_norm, self.cos, self.sin,
                 inputs["positions"], inputs["table_rows"], self.block_tables, num_tokens, eps,
-                self.qkv[:rows] if self.own is not None and shape.own_rows else None,
+                self.qkv[:rows] if self._reads_own(shape) else None,
             )  # fmt: skip
             self._attend(i, inputs, q, attended.view(rows, c.num_heads, c.head_dim))
             added = self._add_linear(attended, layer.out, residual)
@@ -204,6 +204,9 @@ class FusedForward:
             parallel.gather if parallel.size > 1 else None,
         )
 
+    def _reads_own(self, shape: Shape) -> bool:
+        return self.own is not None and not shape.decodes_only and shape.chunk_keys != "blocks"
+
     def _attend(self, layer: int, inputs: DeviceInputs, q: Tensor, out: Tensor) -> None:
         """Sequences that feed one token, the longest first, then the tiles of those that feed several."""
         shape, c = inputs.shape, self.model.local
@@ -223,9 +226,11 @@ class FusedForward:
             return
         tiles = (inputs["chunk_row"], inputs["chunk_query"], inputs["chunk_pos"], inputs["chunk_len"])
         count, most = inputs.count(CHUNKS), shape.chunk_tiles
-        if self.own is not None and self.own_config is not None and shape.own_rows:
+        if self._reads_own(shape):
+            assert self.own_config is not None
             chunk_attention(
-                q, self.own, k_cache, v_cache, out, tables, *tiles, inputs["chunk_base"], count, most, scale, self.own_config
+                q, self.own, k_cache, v_cache, out, tables, *tiles, inputs["chunk_base"], count, most, scale, self.own_config,
+                shape.chunk_keys == "fresh",
             )  # fmt: skip
         else:
             paged_attention(q, k_cache, v_cache, out, tables, *tiles, count, most, scale, self.chunk_config)

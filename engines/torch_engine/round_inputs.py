@@ -7,6 +7,7 @@ tables stay on the device; a round carries what is new in them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ TOKENS, SINGLES, CHUNKS, YIELDS, UPDATES = range(5)
 class Shape:
     """What a round may hold: a CUDA graph is captured for one. `chunk_tiles` 0: decodes alone, one token a sequence.
 
-    `own_rows`: chunks find their keys of this round in its rows; else all keys are read through the block tables.
+    `chunk_keys`: chunks find their keys of this round in its rows ("own"), and there are no others ("fresh"), or all are read
+    through the block tables ("blocks").
     `singles`: sequences that feed one token may be among them.
     """
 
@@ -33,7 +35,7 @@ class Shape:
     num_seqs: int
     chunk_tiles: int
     num_updates: int
-    own_rows: bool = True
+    chunk_keys: Literal["own", "fresh", "blocks"] = "own"
     singles: bool = True
 
     @property
@@ -150,11 +152,12 @@ class HostInputs:
     context_tokens: int  # sum over sequences of the keys read
 
     @property
-    def mostly_older_keys(self) -> bool:
-        """Whether chunks attend to more keys of earlier rounds than of this one."""
+    def chunk_keys(self) -> Literal["own", "fresh", "blocks"]:
+        """Where chunks had best read their keys: from blocks where most are of earlier rounds."""
         several = self.num_tokens > 1
         n, start = self.num_tokens[several], self.start[several]
-        return bool((n * start).sum() > (n * (n + 1) // 2).sum())
+        older = int((n * start).sum())
+        return "fresh" if older == 0 else "own" if older <= int((n * (n + 1) // 2).sum()) else "blocks"
 
 
 def gather(batch: ScheduledBatch, vocab_size: int) -> HostInputs:

@@ -160,13 +160,11 @@ class TritonEngine:
     def _compile_kernels(self) -> None:
         """Have every kernel compiled that a round can meet, side by side, so that no round waits for one."""
         decodes, mixed = self._graph_shapes()
-        few = min(16, self.max_tokens)
-        shapes = [*decodes, *mixed, self._exact_shape(few, 1, self._most_tiles(few, 1), 64)]
-        for own_rows in (True, False):
-            largest = self._exact_shape(
-                self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), 64
-            )
-            shapes.append(replace(largest, own_rows=own_rows))
+        shapes = [*decodes, *mixed]
+        for num_tokens in {min(16, self.max_tokens), self.max_tokens}:
+            num_seqs = min(num_tokens, self.max_seqs)
+            exact = self._exact_shape(num_tokens, num_seqs, self._most_tiles(num_tokens, num_seqs), 64)
+            shapes += [replace(exact, chunk_keys=keys) for keys in ("own", "fresh", "blocks")]
         self.inputs.zero_()  # counts of 0
         with compiling():
             for shape in shapes:
@@ -220,11 +218,11 @@ class TritonEngine:
         num_updates = sum(len(blocks) for _, _, blocks in updates)
         shape = self._choose_shape(len(inputs.token_ids), batch.num_seqs, len(tiles[0]), num_updates)
         if shape not in self.graphs and len(tiles[0]):
-            own_rows = self.forward.own is not None and not inputs.mostly_older_keys
-            if not own_rows:
+            chunk_keys = inputs.chunk_keys if self.forward.own is not None else "blocks"
+            if chunk_keys == "blocks":
                 tiles = chunk_tiles(inputs, self.forward.tokens_per_paged_tile)
             shape = replace(
-                shape, chunk_tiles=len(tiles[0]), own_rows=own_rows, singles=bool((batch.num_tokens == 1).any())
+                shape, chunk_tiles=len(tiles[0]), chunk_keys=chunk_keys, singles=bool((batch.num_tokens == 1).any())
             )
         flight = self.flights[self.next_flight]
         self.next_flight = (self.next_flight + 1) % IN_FLIGHT
