@@ -65,7 +65,7 @@ def concat(parts: list[Features]) -> Features:
 def cells_of(f: Features, seconds: Floats) -> Cells:
     """Rounds of one family; sizes that grow are grouped in steps of a few percent."""
     steps = [np.round(np.log1p(np.asarray(getattr(f, name), dtype=np.float64)) / 0.03)
-             for name in ("context_tokens", "context_pairs", "tile_keys", "chunk_keys", "single_context", "single_keys")]  # fmt: skip
+             for name in ("context_tokens", "context_pairs", "older_keys", "block_keys", "chunk_keys", "single_context", "single_keys")]  # fmt: skip
     keys = np.stack([f.padded_tokens, f.num_seqs, f.num_tokens, *steps], axis=1)
     _, cell, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     cell = cell.reshape(-1)
@@ -128,15 +128,17 @@ def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: 
     scale = typical(model, at, rates, cells.seconds)
     key = model.kv_bytes_per_token / rates.bytes_per_s
     tile_key = 4.0 * model.num_layers * model.num_heads * model.head_dim * tokens_per_tile / rates.flops_per_s
-    units = np.array([1e-5, 64 * tile_key, tile_key, key, key, key])
+    units = np.array([1e-5, 64 * tile_key, tile_key, tile_key, tile_key, key, key, key])
 
     def unpack(x: Floats) -> PrefillCost:
-        seq, tile, per_tile_key, chunk_key, single, longest = (x[n : n + 6] * units).tolist()
+        seq, tile, own, older, block, chunk_key, single, longest = (x[n : n + 8] * units).tolist()
         return PrefillCost(
             rest=curve(PREFILL_AT, x[:n] * scale),
             per_seq_s=seq,
             per_tile_s=tile,
-            per_tile_key_s=per_tile_key,
+            per_own_key_s=own,
+            per_older_key_s=older,
+            per_block_key_s=block,
             per_chunk_key_s=chunk_key,
             per_key_s=single,
             per_longest_key_s=longest,
@@ -148,11 +150,13 @@ def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: 
         slope = np.diff(x[:n] * scale) / np.diff(at)
         # Straight over tokens: products of many rows miss their ceiling by a constant share.
         bends = np.diff(slope) * at[2:] / scale[2:]
-        return np.concatenate([bends, 0.3 * np.log(x[[n + 2, n + 4]]), 0.1 * np.log1p(x[[n, n + 1, n + 3, n + 5]])])
+        seq, tile, own, older, block, chunk_key, single, longest = x[n : n + 8]
+        alike = np.log([own, older / own, block / own, single])
+        return np.concatenate([bends, 0.3 * alike, 0.1 * np.log1p([seq, tile, chunk_key, longest])])
 
-    x0 = np.concatenate([np.full(n, 0.3), [0.1, 0.1, 2.0, 0.5, 1.2, 0.5, 0.3, 0.3]])
-    low = np.concatenate([np.zeros(n), [0.0, 0.0, FASTER, 0.0, FASTER, 0.0, 0.0, 0.0]])
-    high = np.concatenate([np.full(n + 6, np.inf), [1.0, 1.0]])
+    x0 = np.concatenate([np.full(n, 0.3), [0.1, 0.1, 2.0, 2.0, 2.0, 0.5, 1.2, 0.5, 0.3, 0.3]])
+    low = np.concatenate([np.zeros(n), [0.0, 0.0, FASTER, FASTER, FASTER, 0.0, FASTER, 0.0, 0.0, 0.0]])
+    high = np.concatenate([np.full(n + 8, np.inf), [1.0, 1.0]])
     x, loss = solve(lambda x: least + prefill_rest(unpack(x), f), hold, cells, x0, low, high)
     return unpack(x), loss
 

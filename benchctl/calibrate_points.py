@@ -6,7 +6,7 @@ The file holds every repeat of every round, so that a later formula can be fitte
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchctl.calibrate_grid import Case, Group
 from benchctl.calibrate_rounds import shape_of_name, tiles_of
 from engines.interface import ScheduledBatch
-from engines.simulated.features import Features, features_of, graph_sizes, head_rows
+from engines.simulated.features import Features, features_of, graph_sizes
 from engines.simulated.profile import Graphs
 from traces.errors import BenchctlError
 
@@ -133,11 +133,11 @@ def measured_points(points: Points, path: str, block_size: int) -> MeasuredPoint
             continue
         batch = bare_batch(case_of(point))
         f = features_of(batch, graphs, per_tile)
-        if f.padded_tokens != point.padded_tokens:  # the engine knows better
-            rows_of_head = head_rows(graphs, f.num_seqs, f.num_tokens, point.padded_tokens)
-            f = replace(
-                f, padded_tokens=point.padded_tokens, padded_seqs=rows_of_head if f.has_prefill else point.padded_tokens
+        if f.padded_tokens != point.padded_tokens:  # the engine knows better: that size alone is captured
+            only = Graphs(
+                decode=(point.padded_tokens,), prefill=(point.padded_tokens,), prefill_max_seqs=graphs.prefill_max_seqs
             )
+            f = features_of(batch, only if point.mode == "graph" else Graphs(), per_tile)
         rows.append(f)
         kinds.append("decode" if not f.has_prefill else "mixed" if batch.is_decode.any() else "prefill")
         seconds.append(float(np.median(point.device_s)))

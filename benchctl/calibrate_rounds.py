@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from engines.model.config import PRESETS, ModelConfig, read_config
-from engines.simulated.features import Features, graph_sizes, tile_tokens
+from engines.simulated.features import Features, graph_sizes, tile_keys, tile_tokens
 from engines.simulated.profile import Graphs, ModelShape
 from reports.run import Run
 from traces.errors import BenchctlError
@@ -59,7 +59,9 @@ def measured_rounds(run: Run) -> Measured:
     per_tile = tiles_of(model, limit(run, "block_size"))
     end = pl.col("start") + pl.col("num_tokens")
     several, tiles = pl.col("num_tokens") > 1, (pl.col("num_tokens") + per_tile - 1) // per_tile
-    tile_keys = tiles * pl.col("start") + per_tile * (tiles * (tiles - 1) // 2) + pl.col("num_tokens")
+    own = per_tile * (tiles * (tiles - 1) // 2) + pl.col("num_tokens")
+    older_pairs = pl.col("num_tokens") * pl.col("start")
+    pairs = older_pairs + pl.col("num_tokens") * (pl.col("num_tokens") + 1) // 2
     prefill = pl.col("phase") != "decode"
     batches = (
         run.scan("batches")
@@ -71,11 +73,12 @@ def measured_rounds(run: Run) -> Measured:
             pl.col("num_tokens").filter(prefill).sum().alias("fed_prefill"),
             pl.col("yields_token").sum().alias("yields"),
             end.sum().alias("context_tokens"),
-            (pl.col("num_tokens") * pl.col("start") + pl.col("num_tokens") * (pl.col("num_tokens") + 1) // 2)
-            .sum()
-            .alias("pairs"),
+            pairs.sum().alias("pairs"),
+            pairs.filter(several).sum().alias("chunk_pairs"),
+            older_pairs.filter(several).sum().alias("older_pairs"),
             tiles.filter(several).sum().alias("tiles"),
-            tile_keys.filter(several).sum().alias("tile_keys"),
+            own.filter(several).sum().alias("own"),
+            (tiles * pl.col("start")).filter(several).sum().alias("older"),
             end.filter(several).max().fill_null(0).alias("chunk_keys"),
             end.filter(~several).sum().alias("single_context"),
             end.filter(~several).max().fill_null(0).alias("single_keys"),
@@ -106,6 +109,9 @@ def measured_rounds(run: Run) -> Measured:
     padded = column("padded_tokens")
     # A graph computes the head for all sequences that it has room for.
     in_graph, held = frame["mode"].to_numpy() == "graph", np.minimum(padded, graphs.prefill_max_seqs)
+    own_keys, older_keys, block_keys = tile_keys(
+        column("own"), column("older"), column("chunk_pairs"), column("older_pairs"), in_graph
+    )
     return Measured(
         run=run,
         round=frame["round"].cast(pl.Int64).to_numpy(),
@@ -119,7 +125,9 @@ def measured_rounds(run: Run) -> Measured:
             context_tokens=column("context_tokens"),
             context_pairs=column("pairs"),
             chunk_tiles=column("tiles"),
-            tile_keys=column("tile_keys"),
+            own_keys=own_keys,
+            older_keys=older_keys,
+            block_keys=block_keys,
             chunk_keys=column("chunk_keys"),
             single_context=column("single_context"),
             single_keys=column("single_keys"),

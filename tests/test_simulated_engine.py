@@ -35,7 +35,7 @@ def test_features_of_decodes() -> None:
     assert (f.has_prefill, f.num_seqs, f.num_tokens, f.prefill_tokens) == (False, 3, 3, 0)
     assert f.context_tokens == f.context_pairs == 10 + 20 + 30
     assert (f.padded_tokens, f.padded_seqs) == (4, 4)
-    assert (f.chunk_tiles, f.tile_keys, f.chunk_keys, f.known_tokens) == (0, 0, 0, 0)
+    assert (f.chunk_tiles, f.own_keys, f.older_keys, f.block_keys, f.chunk_keys, f.known_tokens) == (0, 0, 0, 0, 0, 0)
     assert (f.single_context, f.single_keys) == (60, 30)
 
 
@@ -44,7 +44,7 @@ def test_features_of_a_mixed_round() -> None:
     assert (f.has_prefill, f.num_seqs, f.num_tokens, f.prefill_tokens, f.num_yields) == (True, 2, 5, 4, 2)
     assert f.context_tokens == 100 + 20
     assert f.context_pairs == 100 + (17 + 18 + 19 + 20)
-    assert (f.chunk_tiles, f.tile_keys, f.chunk_keys) == (1, 20, 20)
+    assert (f.chunk_tiles, f.own_keys, f.older_keys, f.block_keys, f.chunk_keys) == (1, 4, 16, 0, 20)
     assert (f.single_context, f.single_keys) == (100, 100)
     assert f.known_tokens == 20  # the admitted request's, its 16 cached ones included
     assert (f.padded_tokens, f.padded_seqs) == (64, 64)  # the graph computes the head for all that it has room for
@@ -54,7 +54,13 @@ def test_tiles_walk_to_their_own_last_token() -> None:
     f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
     # Tiles of 16, 16 and 8 tokens behind 100, and one of 16.
     assert f.chunk_tiles == 4
-    assert f.tile_keys == (116 + 132 + 140) + 16
+    # 4,000 pairs with older keys, 820 + 136 with own ones, and no graph: all are read through the block tables.
+    assert (f.own_keys, f.older_keys, f.block_keys) == (0, 0, (116 + 132 + 140) + 16)
+    f = features_of(batch((10, 40, False, 10), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
+    assert (f.own_keys, f.older_keys, f.block_keys) == ((16 + 32 + 40) + 16, 3 * 10, 0)
+    f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), graph_sizes(512, 16384), 16)
+    assert (f.own_keys, f.older_keys, f.block_keys) == ((16 + 32 + 40) + 16, 3 * 100, 0)
+    f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
     assert (f.chunk_keys, f.single_context, f.single_keys) == (140, 8, 8)
     assert (f.padded_tokens, f.padded_seqs) == (57, 3)
 
@@ -141,9 +147,9 @@ def test_tiles_are_those_of_the_kernel(heads: int, kv_heads: int, head_dim: int,
     tuning = pytest.importorskip("engines.torch_engine.tuning")
     import torch
 
-    config = tuning.chunk_attention(
-        heads, kv_heads, head_dim, block_size, torch.float32 if size == 4 else torch.bfloat16
-    )
+    dtype = torch.float32 if size == 4 else torch.bfloat16
+    config = tuning.own_chunk_attention(heads, kv_heads, head_dim, dtype, torch.device("cpu"))
+    config = config or tuning.chunk_attention(heads, kv_heads, head_dim, block_size, dtype)
     assert tile_tokens(heads, kv_heads, head_dim, size, block_size) == config.block_m // (heads // kv_heads)
 
 

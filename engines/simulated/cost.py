@@ -8,7 +8,7 @@ within a kernel the two overlap, so the larger counts; kernels follow each other
                  + attention over single tokens + attention over chunks
     products     = max(bytes of the layers / B, operations / F) + max(bytes of the head / B, operations / F)
     single tokens = overlap(per_key * all their keys, per_longest_key * keys of the longest)
-    chunks        = overlap(per_tile * tiles + per_tile_key * keys of all tiles, per_chunk_key * keys of the longest)
+    chunks        = overlap(per_tile * tiles + per_key * keys of all tiles, per_chunk_key * keys of the longest)
     overlap(a, b) = max(a, b) + unhidden * min(a, b)
 
 all times the factor of the bucket (a padded size; 1 where none was measured). B and F are the device's ceilings. Attention is
@@ -93,7 +93,10 @@ def decode_rest(cost: DecodeCost, f: Features) -> Values:
 def prefill_rest(cost: PrefillCost, f: Features) -> Values:
     """Seconds beyond the products, of a round that feeds a prompt."""
     chunks = overlap(
-        cost.per_tile_s * f.chunk_tiles + cost.per_tile_key_s * f.tile_keys,
+        cost.per_tile_s * f.chunk_tiles
+        + cost.per_own_key_s * f.own_keys
+        + cost.per_older_key_s * f.older_keys
+        + cost.per_block_key_s * f.block_keys,
         cost.per_chunk_key_s * f.chunk_keys,
         cost.unhidden_chunk,
     )

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from engines.interface import ScheduledBatch
 from engines.simulated.profile import Graphs
 
@@ -32,7 +34,11 @@ class Features:
     chunk_tiles: (
         Values  # tiles of the sequences that feed several tokens: `tile_tokens` query tokens each, the last one fewer
     )
-    tile_keys: Values  # sum over those tiles of the keys each walks along
+    own_keys: Values  # sum over those tiles of the keys of this round that each walks along
+    older_keys: Values  # sum over those tiles of the keys of earlier rounds, found through the block tables
+    block_keys: (
+        Values  # both instead, where a round without a graph attends to more older keys than own: another kernel
+    )
     chunk_keys: Values  # most keys of a sequence that feeds several tokens; 0 where there is none
     single_context: Values  # sum over the sequences that feed one token of their keys
     single_keys: Values  # most keys of a sequence that feeds one token; 0 where there is none
@@ -54,10 +60,10 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Graphs:
 
 
 def tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, bytes_per_value: int, block_size: int) -> int:
-    """Query tokens in a tile of the Triton kernel for chunks (`tuning.chunk_attention`; a test holds them equal)."""
+    """Query tokens in a tile of the Triton kernel for chunks (`FusedForward.tokens_per_tile`; a test holds them equal)."""
     group = num_heads // num_kv_heads
     rows = max(16, 1 << (group - 1).bit_length())
-    if head_dim > 128 or bytes_per_value > 2:
+    if head_dim in (16, 32, 64, 128, 256) or head_dim > 128 or bytes_per_value > 2:
         rows = max(rows, 64)
     else:
         rows = max(rows, 128 if block_size % 64 == 0 else 256)
@@ -85,10 +91,21 @@ def padded(
     return num_tokens
 
 
-def head_rows(graphs: Graphs, num_seqs: int, num_tokens: int, size: int) -> int:
-    """Rows of the head in a round with prefill: a graph computes all that it has room for."""
-    captured = size > num_tokens or (size in graphs.prefill and num_seqs <= graphs.prefill_max_seqs)
-    return min(size, graphs.prefill_max_seqs) if captured else num_seqs
+def in_graph(graphs: Graphs, num_seqs: int, num_tokens: int, size: int) -> bool:
+    """Whether a round with prefill that is computed as `size` tokens ran as a graph."""
+    return size > num_tokens or (size in graphs.prefill and num_seqs <= graphs.prefill_max_seqs)
+
+
+def tile_keys(
+    own: Values, older: Values, pairs: Values, older_pairs: Values, graph: Values
+) -> tuple[Values, Values, Values]:
+    """(own, older, block keys) of tiles, as `HostInputs.chunk_keys` chooses between the kernels. `pairs` are those of chunks."""
+    blocks = (
+        (older_pairs > pairs - older_pairs) & ~graph
+        if isinstance(graph, np.ndarray)
+        else (older_pairs > pairs - older_pairs and not graph)
+    )
+    return own * (1 - blocks), older * (1 - blocks), (own + older) * blocks
 
 
 def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64) -> Features:
@@ -108,7 +125,9 @@ def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64
             context_tokens=context,
             context_pairs=context,
             chunk_tiles=0,
-            tile_keys=0,
+            own_keys=0,
+            older_keys=0,
+            block_keys=0,
             chunk_keys=0,
             single_context=context,
             single_keys=int(start.max(initial=-1)) + 1,
@@ -122,6 +141,13 @@ def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64
     tiles = -(-chunk // tokens_per_tile)
     num_tiles = int(tiles.sum())
     size = padded(graphs, True, total, n, num_tiles, tokens_per_tile)
+    graph = in_graph(graphs, n, total, size)
+    # Tile j of a chunk walks to its own last token.
+    own = tokens_per_tile * int(tiles @ (tiles - 1)) // 2 + int(chunk.sum())
+    older_pairs = int(chunk @ behind)
+    own, older, blocks = tile_keys(
+        own, int(tiles @ behind), older_pairs + (int(chunk @ chunk) + int(chunk.sum())) // 2, older_pairs, graph
+    )
     return Features(
         has_prefill=True,
         num_seqs=n,
@@ -131,12 +157,13 @@ def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64
         context_tokens=context,
         context_pairs=int(num @ start) + (int(num @ num) + total) // 2,
         chunk_tiles=num_tiles,
-        # Tile j of a chunk walks to its own last token.
-        tile_keys=int(tiles @ behind) + tokens_per_tile * int(tiles @ (tiles - 1)) // 2 + int(chunk.sum()),
+        own_keys=own,
+        older_keys=older,
+        block_keys=blocks,
         chunk_keys=int(ends[several].max(initial=0)),
         single_context=int(singles.sum()),
         single_keys=int(singles.max(initial=0)),
         known_tokens=int(ends[batch.cached_tokens >= 0].sum()),
         padded_tokens=size,
-        padded_seqs=head_rows(graphs, n, total, size),
+        padded_seqs=min(size, graphs.prefill_max_seqs) if graph else n,
     )

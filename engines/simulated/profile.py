@@ -78,7 +78,9 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     rest: Curve
     per_seq_s: float
     per_tile_s: float  # a tile of a chunk's attention: query tokens that walk their keys together
-    per_tile_key_s: float  # a key of a tile, summed over all tiles
+    per_own_key_s: float  # a key of a tile, summed over all tiles: of this round
+    per_older_key_s: float  # of earlier rounds
+    per_block_key_s: float  # any, in rounds that have another kernel read them all (`Features.block_keys`)
     per_chunk_key_s: float  # a key of the longest chunk's last tile: no tile is shared out
     per_key_s: float  # a key of the sequences that feed one token, summed
     per_longest_key_s: float  # a key of the longest of them
