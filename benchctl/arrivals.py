@@ -43,19 +43,28 @@ class Arrivals(Protocol):
 
 
 class OpenArrivals:
-    """Requests at times that do not depend on the run. `due` yields them in order; it is read one entry ahead."""
+    """Requests at times that do not depend on the run. `due` yields them in order; it is read one entry ahead.
+
+    A fault of the entry ahead is raised when it is asked for: who stands above it is handed out.
+    """
 
     def __init__(self, due: Iterable[Due]) -> None:
         self._due = iter(due)
         self._next = next(self._due, None)
+        self._fault: BenchctlError | None = None
 
     def next_position(self) -> float | None:
+        if self._fault is not None:
+            raise self._fault
         return None if self._next is None else self._next.position
 
     def pop(self) -> Due:
         due = self._next
         assert due is not None, "pop() with nothing left"
-        self._next = next(self._due, None)
+        try:
+            self._next = next(self._due, None)
+        except BenchctlError as fault:
+            self._next, self._fault = None, fault
         return due
 
     def ended(self, row: int, now_s: float) -> None:

@@ -37,6 +37,8 @@ from benchctl.simulated_clock import OverlappedClock
 from benchctl.sources import (
     build_arrivals,
     check_arrivals,
+    num_to_replay,
+    open_for,
     recorded_admissions,
     recorded_arrivals,
     recorded_times,
@@ -48,8 +50,8 @@ from engines.simulated.engine import SimulatedEngine
 from reports.run import Run, open_run
 from traces.errors import BenchctlError
 from traces.keys import BlockKeys
-from traces.load import Trace, open_trace
-from traces.prefix import prefix_upper_bound
+from traces.load import Trace
+from traces.prefix import bound_by_hash_ids, prefix_upper_bound
 from traces.tokens import TokenMaker
 
 # Tokens of KV cache where nothing sets the pool and no card gives its free memory: small enough that the bundled
@@ -68,7 +70,7 @@ class Command:
     policies: tuple[PolicySettings, ...]
     clock: str
     arrivals: str
-    num_requests: int
+    num_requests: int | None  # None: not known before the trace is read to its end
     earlier: Run | None  # of --clock recorded
     notes: tuple[str, ...]
 
@@ -76,7 +78,7 @@ class Command:
 def build_command(options: ReplayOptions) -> Command:
     """Check the options against each other, open the trace, choose the engine, settle every policy. Raises BenchctlError."""
     check_together(options)
-    trace = open_trace(options.trace, skip_bad=options.skip_bad)
+    trace = open_for(options)
     earlier = None if options.from_run is None else open_earlier(options.from_run, trace)
     # Repeating a run repeats its policy, unless another is asked for.
     asked = options.schedulers or (() if earlier is None else (str(earlier.manifest.get("scheduler")),))
@@ -107,7 +109,7 @@ def build_command(options: ReplayOptions) -> Command:
             f"nothing sets the KV pool: {DEFAULT_KV_TOKENS} tokens, small enough that the bundled conversations feel it; "
             "--kv-cache-tokens N gives another"
         )
-    num = trace.num_requests if options.num_prompts is None else min(options.num_prompts, trace.num_requests)
+    num = num_to_replay(options, trace)
     if earlier is not None:
         num = earlier.read("admissions").height + sum(earlier.read("decisions")["kind"] == "reject")
     return Command(options, trace, engine, tuple(policies), clock, kind, num, earlier, tuple(notes))
@@ -132,6 +134,13 @@ def check_together(options: ReplayOptions) -> None:
         raise BenchctlError(
             "simulated rounds take no real time", where="--clock wall", fix="leave --clock out: the clock is virtual"
         )
+    if options.engine in ("null", "simulated"):
+        for name, given in (
+            ("--tensor-parallel-size", options.tensor_parallel_size > 1),
+            ("--verify", options.verify > 0),
+        ):
+            if given:
+                raise BenchctlError(f"the {options.engine} engine runs no model", where=name, fix="--engine torch")
     if options.outputs == "sampled" and options.engine in ("null", "simulated"):
         raise BenchctlError(
             f"the {options.engine} engine chooses no tokens", where="--outputs sampled", fix="--engine torch"
@@ -152,6 +161,12 @@ def open_earlier(path: str, trace: Trace) -> Run:
     """The run that `--clock recorded` repeats. Raises BenchctlError where it was of another trace, or kept no admissions."""
     run = open_run(path)
     known = (run.manifest.get("trace") or {}).get("sha256")
+    if known is None:
+        raise BenchctlError(
+            "the earlier run ended before its trace was read to the end: which one it was is not known",
+            where=path,
+            fix="replay it to its end, or with --validate-first",
+        )
     if known != trace.sha256:
         raise BenchctlError(
             f"the earlier run replayed another trace: its sha256 begins {str(known)[:12]}, this one's {trace.sha256[:12]}",
@@ -361,14 +376,36 @@ def warm_up(
 def prefix_bound(command: Command, block_size: int) -> dict[str, int] | None:
     """What an unbounded prefix cache with blocks of this size would hit; None for traces beyond BOUND_MAX_TOKENS.
 
-    Prompts as the trace states them, in the order in which they are due.
+    Prompts as the trace states them, in the order in which they are due. Tokens are made only where lengths and hash ids do
+    not tell it.
     """
-    maker = TokenMaker(command.trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
+    trace = command.trace
+    maker = TokenMaker(trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
+    if maker.digits <= block_size:
+        if trace.sharing == "none":
+            queried = (
+                trace.sum_prompts
+                if command.options.num_prompts is None
+                else sum(r.input_length or 0 for r in requests_of(trace, command.options, command.clock))
+            )
+            return {"queried_tokens": queried, "hit_tokens": 0, "block_size": block_size}
+        if trace.sharing == "hash_ids" and trace.header.block_size % block_size == 0:
+            found = bound_by_hash_ids(
+                requests_of(trace, command.options, command.clock),
+                trace.header.block_size,
+                trace.header.hash_scope == "session",
+                block_size,
+            )
+            return (
+                None
+                if found is None
+                else {"queried_tokens": found[0], "hit_tokens": found[1], "block_size": block_size}
+            )
     total = 0
 
     def arrays() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         nonlocal total
-        for request in requests_of(command.trace, command.options, command.clock):
+        for request in requests_of(trace, command.options, command.clock):
             total += maker.prompt_length(request) + (request.output_length or 1)
             if total > BOUND_MAX_TOKENS:
                 return

@@ -1,9 +1,9 @@
 """The fit: coefficients of `engines.simulated.cost` from measured rounds, robust to rounds that something disturbed.
 
 Rounds alike in every feature are one cell, and a cell counts by its median: a hiccup moves nothing, and ten thousand like
-decodes weigh no more than their kind. Within a family the relative error is minimised with Huber's weights under
-coefficients >= 0 (a negative cost would turn absurd when extrapolated); the two ceilings are searched on a grid around
-it. Needs numpy only: a non-negative least squares of five columns is a page, and no reason for scipy.
+decodes weigh no more than their kind. The relative error is minimised under a loss that grows linearly for outliers, all
+coefficients at or above what the device's ceilings allow. Where rounds are few, weak terms hold the curves: towards a
+straight line, and attention towards the memory's ceiling. The solver is scipy's.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from engines.simulated.cost import launch_time, roofline, work
+from engines.simulated.cost import decode_rest, launch_time, prefill_rest, products
 from engines.simulated.features import Features
-from engines.simulated.profile import Family, FamilyCost, HostCost, ModelShape
+from engines.simulated.profile import Curve, DecodeCost, HostCost, ModelShape, PrefillCost
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-HUBER = 0.05  # relative residuals beyond this count linearly, not squared
+HUBER = 0.03  # relative residuals beyond this count linearly, not squared
 HOST_HUBER = 0.5
-GRID = 24  # steps of a ceiling
-GAIN = 0.002  # a ceiling further from the device's own has to lower the loss by this share
-NEAR = 0.6  # a round tells a ceiling where this share of its time is the roofline's
+HOLD = 0.01  # weight of a term that holds a curve, against a cell's own
+DECODE_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # sequences
+WALK_AT = (1, 8, 64, 512)
+PREFILL_AT = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens
+SOUGHT = 1024
+FASTER = 0.8  # a kernel may be this much of the time its ceiling gives: what lies in a cache is no memory's
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,6 @@ class HostTimes:
     arrive_s: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFit:
-    bytes_per_s: float
-    flops_per_s: float
-    bytes_identified: bool
-    flops_identified: bool
-    decode: FamilyCost
-    prefill: FamilyCost
-
-
 def take(f: Features, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Features:
     return Features(*(np.asarray(getattr(f, name))[rows] for name in Features.__slots__))
 
@@ -72,8 +65,8 @@ def concat(parts: list[Features]) -> Features:
 def cells_of(f: Features, seconds: Floats) -> Cells:
     """Rounds of one family; sizes that grow are grouped in steps of a few percent."""
     steps = [np.round(np.log1p(np.asarray(getattr(f, name), dtype=np.float64)) / 0.03)
-             for name in ("context_tokens", "context_pairs", "chunk_keys", "single_keys")]  # fmt: skip
-    keys = np.stack([f.padded_tokens, f.num_seqs, f.num_tokens, f.num_yields, *steps], axis=1)
+             for name in ("context_tokens", "context_pairs", "older_keys", "block_keys", "chunk_keys", "single_context", "single_keys")]  # fmt: skip
+    keys = np.stack([f.padded_tokens, f.num_seqs, f.num_tokens, *steps], axis=1)
     _, cell, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     cell = cell.reshape(-1)
     order = np.lexsort((seconds, cell))
@@ -84,79 +77,136 @@ def cells_of(f: Features, seconds: Floats) -> Cells:
     return Cells(take(f, middle), seconds[middle], weight / weight.sum())
 
 
-def columns_of(f: Features, family: Family) -> Floats:
-    """[num_rounds, k]: what the coefficients of `FamilyCost` multiply, in the order of `family_cost`."""
-    one = np.ones_like(f.num_seqs)
-    if family == "decode":
-        return np.stack([one, np.log2(f.padded_seqs)], axis=1)
-    return np.stack([one, f.num_seqs, f.padded_tokens, f.chunk_keys, f.single_keys], axis=1)
+def joined(parts: list[Cells]) -> Cells:
+    """Cells of several sources, each source of equal weight."""
+    weight = np.concatenate([part.weight for part in parts]) / len(parts)
+    return Cells(concat([part.features for part in parts]), np.concatenate([part.seconds for part in parts]), weight)
 
 
-def family_cost(x: Floats, family: Family) -> FamilyCost:
-    if family == "decode":
-        return FamilyCost(intercept_s=float(x[0]), per_doubling_s=float(x[1]))
-    return FamilyCost(
-        intercept_s=float(x[0]),
-        per_seq_s=float(x[1]),
-        per_token_s=float(x[2]),
-        per_chunk_key_s=float(x[3]),
-        per_single_key_s=float(x[4]),
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Ceilings, bytes and FLOP a second."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+def fit_decode(model: ModelShape, cells: Cells, rates: Rates) -> tuple[DecodeCost, float]:
+    """The coefficients of rounds of decodes alone, and their loss."""
+    f, key = cells.features, model.kv_bytes_per_token / rates.bytes_per_s
+    n, w = len(DECODE_AT), len(WALK_AT)
+    least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
+    at = np.array(DECODE_AT, dtype=np.float64)
+    scale = typical(model, at, rates, cells.seconds)
+
+    def unpack(x: Floats) -> DecodeCost:
+        return DecodeCost(
+            rest=curve(DECODE_AT, x[:n] * scale),
+            per_key=curve(DECODE_AT, x[n : 2 * n] * key),
+            per_longest_key=curve(WALK_AT, x[2 * n : 2 * n + w] * key),
+            unhidden=float(x[-1]),
+        )
+
+    def hold(x: Floats) -> Floats:
+        rest, drawn, walk = x[:n] * scale, x[n : 2 * n], x[2 * n : 2 * n + w]
+        # Straight over doublings: what a stack of kernels costs grows slowly until its bytes take over.
+        bends = np.diff(rest, 2) / scale[2:]
+        return np.concatenate([3 * bends, np.diff(np.log(drawn)), 0.3 * np.log(drawn), 0.1 * np.log1p(walk)])
+
+    x0 = np.concatenate([np.full(n, 0.3), np.full(n, 1.2), np.full(w, 0.5), [0.3]])
+    low = np.concatenate([np.zeros(n), np.full(n, FASTER), np.zeros(w), [0.0]])
+    high = np.concatenate([np.full(n + n + w, np.inf), [1.0]])
+    x, loss = solve(lambda x: least + decode_rest(unpack(x), f), hold, cells, x0, low, high)
+    return unpack(x), loss
+
+
+def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: int) -> tuple[PrefillCost, float]:
+    """The coefficients of rounds that feed a prompt, and their loss."""
+    f, n = cells.features, len(PREFILL_AT)
+    least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
+    at = np.array(PREFILL_AT, dtype=np.float64)
+    scale = typical(model, at, rates, cells.seconds)
+    key = model.kv_bytes_per_token / rates.bytes_per_s
+    tile_key = 4.0 * model.num_layers * model.num_heads * model.head_dim * tokens_per_tile / rates.flops_per_s
+    units = np.array([1e-5, 64 * tile_key, tile_key, tile_key, tile_key, key, key, key])
+
+    def unpack(x: Floats) -> PrefillCost:
+        seq, tile, own, older, block, chunk_key, single, longest = (x[n : n + 8] * units).tolist()
+        return PrefillCost(
+            rest=curve(PREFILL_AT, x[:n] * scale),
+            per_seq_s=seq,
+            per_tile_s=tile,
+            per_own_key_s=own,
+            per_older_key_s=older,
+            per_block_key_s=block,
+            per_chunk_key_s=chunk_key,
+            per_key_s=single,
+            per_longest_key_s=longest,
+            unhidden_chunk=float(x[-2]),
+            unhidden_single=float(x[-1]),
+        )
+
+    def hold(x: Floats) -> Floats:
+        slope = np.diff(x[:n] * scale) / np.diff(at)
+        # Straight over tokens: products of many rows miss their ceiling by a constant share.
+        bends = np.diff(slope) * at[2:] / scale[2:]
+        seq, tile, own, older, block, chunk_key, single, longest = x[n : n + 8]
+        alike = np.log([own, older / own, block / own, single])
+        return np.concatenate([bends, 0.3 * alike, 0.1 * np.log1p([seq, tile, chunk_key, longest])])
+
+    x0 = np.concatenate([np.full(n, 0.3), [0.1, 0.1, 2.0, 2.0, 2.0, 0.5, 1.2, 0.5, 0.3, 0.3]])
+    low = np.concatenate([np.zeros(n), [0.0, 0.0, FASTER, FASTER, FASTER, 0.0, FASTER, 0.0, 0.0, 0.0]])
+    high = np.concatenate([np.full(n + 8, np.inf), [1.0, 1.0]])
+    x, loss = solve(lambda x: least + prefill_rest(unpack(x), f), hold, cells, x0, low, high)
+    return unpack(x), loss
+
+
+def typical(model: ModelShape, rows: Floats, rates: Rates, seconds: Floats) -> Floats:
+    """Seconds of a round of so many rows, roughly: units in which coefficients are of one size."""
+    least: Floats = products(model, rows, np.minimum(rows, 256.0), rates.bytes_per_s, rates.flops_per_s)
+    return np.maximum(least, float(np.min(seconds)) / 2)
+
+
+def solve(
+    predict: Callable[[Floats], Floats],
+    hold: Callable[[Floats], Floats],
+    cells: Cells,
+    x0: Floats,
+    low: Floats,
+    high: Floats,
+) -> tuple[Floats, float]:
+    """argmin of the loss of relative residuals, weighted by cell, plus the weak terms that hold the curves; and that loss."""
+    from scipy.optimize import least_squares
+
+    root = np.sqrt(cells.weight * len(cells.weight))
+
+    def residuals(x: Floats) -> Floats:
+        relative = root * (predict(x) / cells.seconds - 1.0)
+        return np.concatenate([relative, HOLD * hold(x)])
+
+    found = least_squares(
+        residuals, np.clip(x0, low, high), bounds=(low, high), loss="soft_l1", f_scale=HUBER, x_scale=1.0, max_nfev=300
     )
+    x: Floats = found.x
+    return x, float(found.cost)
 
 
-def fit_device(model: ModelShape, decode: Cells, prefill: Cells, ceilings: tuple[float, float] | None) -> DeviceFit:
-    """`ceilings`: (FLOP/s, bytes/s) that the device was measured to reach elsewhere, where that is known."""
-    works = {"decode": work(model, decode.features, "decode"), "prefill": work(model, prefill.features, "prefill")}
-    rates = [(float(np.max(w[0] / c.seconds)), float(np.max(w[1] / c.seconds)))
-             for w, c in ((works["decode"], decode), (works["prefill"], prefill))]  # fmt: skip
-    # A ceiling is at least what some round reached, and at most the device's own; unknown ones are sought within 30 times.
-    flops_grid = _grid(max(r[0] for r in rates), ceilings[0] if ceilings else None)
-    bytes_grid = _grid(max(r[1] for r in rates), ceilings[1] if ceilings else None)
+def search(reached: float, loss_at: Callable[[float], float]) -> float:
+    """The ceiling of a device that nobody measured: at least what a round reached, at most SOUGHT times that.
 
-    def best(family: Family, cells: Cells, bytes_per_s: float, flops_per_s: float) -> tuple[float, Floats]:
-        floor = np.asarray(roofline(works[family], bytes_per_s, flops_per_s))
-        return robust(columns_of(cells.features, family), cells.seconds - floor, cells.seconds, cells.weight)
-
-    def seek(
-        family: Family, cells: Cells, which: int, grid: list[float], loss_at: Callable[[float], float]
-    ) -> tuple[float, bool]:
-        """(ceiling, whether the rounds tell it). Where they do not, the fit inside their range is no guide beyond it."""
-        told = bool((works[family][which] / grid[0] / cells.seconds).max() >= NEAR)
-        if ceilings is not None and not told:
-            return grid[0], False
-        return _first_good([(loss_at(value), value) for value in grid]), told
-
-    # Decodes tell the memory's ceiling: their operations hardly count. Rounds with prefill tell the other.
-    bytes_per_s, bytes_told = seek(
-        "decode", decode, 1, bytes_grid, lambda value: best("decode", decode, value, flops_grid[0])[0]
-    )
-    flops_per_s, flops_told = seek(
-        "prefill", prefill, 0, flops_grid, lambda value: best("prefill", prefill, bytes_per_s, value)[0]
-    )
-    return DeviceFit(
-        bytes_per_s=bytes_per_s,
-        flops_per_s=flops_per_s,
-        bytes_identified=bytes_told,
-        flops_identified=flops_told,
-        decode=family_cost(best("decode", decode, bytes_per_s, flops_per_s)[1], "decode"),
-        prefill=family_cost(best("prefill", prefill, bytes_per_s, flops_per_s)[1], "prefill"),
-    )
+    The lowest whose loss is as good as the best one's, nearly: where rounds do not tell, what was seen is the better guess.
+    """
+    grid = [reached * 2.0**k for k in range(SOUGHT.bit_length())]
+    losses = [loss_at(value) for value in grid]
+    return next(value for value, loss in zip(grid, losses, strict=True) if loss <= min(losses) * 1.02)
 
 
-def _grid(reached: float, ceiling: float | None) -> list[float]:
-    """From the ceiling down to what was reached."""
-    top = reached * 30 if ceiling is None else max(ceiling, reached)
-    return [float(v) for v in np.geomspace(top, reached, GRID)]
-
-
-def _first_good(found: list[tuple[float, float]]) -> float:
-    """The value nearest the device's ceiling whose loss is as good as the best one's, within GAIN."""
-    least = min(loss for loss, _ in found)
-    return next(value for loss, value in found if loss <= least * (1 + GAIN) + 1e-12)
+def curve(at: tuple[int, ...], value: Floats) -> Curve:
+    return Curve(at=tuple(float(a) for a in at), value=tuple(float(v) for v in value))
 
 
 def robust(
-    columns: Floats, target: Floats, scale: Floats, weight: Floats, huber: float = HUBER
+    columns: Floats, target: Floats, scale: Floats, weight: Floats, huber: float = HOST_HUBER
 ) -> tuple[float, Floats]:
     """-> (Huber loss of the residuals relative to `scale`, coefficients >= 0 [k]), by reweighted least squares."""
     a, b = columns / scale[:, None], target / scale
@@ -175,23 +225,13 @@ def robust(
 
 
 def nonnegative(a: Floats, b: Floats) -> Floats:
-    """argmin |a x - b| with x >= 0: the best of all subsets of columns, of which there are few."""
-    k, best, best_loss = a.shape[1], np.zeros(a.shape[1]), float(b @ b)
+    """argmin |a x - b| with x >= 0; columns may differ in size by many powers of ten."""
+    from scipy.optimize import nnls
+
     size = np.linalg.norm(a, axis=0)
     size[size == 0] = 1.0
-    scaled = a / size
-    gram, right = scaled.T @ scaled, scaled.T @ b
-    for subset in range(1, 1 << k):
-        chosen = [i for i in range(k) if subset >> i & 1]
-        part, *_ = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], right[chosen], rcond=1e-10)
-        if (part < 0).any():
-            continue
-        loss = float(b @ b - 2 * part @ right[chosen] + part @ gram[np.ix_(chosen, chosen)] @ part)
-        if loss < best_loss - 1e-15:
-            best, best_loss = np.zeros(k), loss
-            best[chosen] = part
-    out: Floats = best / size
-    return out
+    found: Floats = nnls(a / size, b)[0] / size
+    return found
 
 
 def fit_host(times: HostTimes, overlapped: bool) -> HostCost:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from engines.model.config import PRESETS, ModelConfig, read_config
-from engines.simulated.features import Features, graph_sizes
+from engines.simulated.features import Features, graph_sizes, tile_keys, tile_tokens
 from engines.simulated.profile import Graphs, ModelShape
 from reports.run import Run
 from traces.errors import BenchctlError
@@ -55,7 +55,13 @@ def measured_rounds(run: Run) -> Measured:
             where=where,
             fix="record it with --records compact or full",
         )
+    model, graphs = model_shape(run), graphs_of(run)
+    per_tile = tiles_of(model, limit(run, "block_size"))
     end = pl.col("start") + pl.col("num_tokens")
+    several, tiles = pl.col("num_tokens") > 1, (pl.col("num_tokens") + per_tile - 1) // per_tile
+    own = per_tile * (tiles * (tiles - 1) // 2) + pl.col("num_tokens")
+    older_pairs = pl.col("num_tokens") * pl.col("start")
+    pairs = older_pairs + pl.col("num_tokens") * (pl.col("num_tokens") + 1) // 2
     prefill = pl.col("phase") != "decode"
     batches = (
         run.scan("batches")
@@ -67,11 +73,15 @@ def measured_rounds(run: Run) -> Measured:
             pl.col("num_tokens").filter(prefill).sum().alias("fed_prefill"),
             pl.col("yields_token").sum().alias("yields"),
             end.sum().alias("context_tokens"),
-            (pl.col("num_tokens") * pl.col("start") + pl.col("num_tokens") * (pl.col("num_tokens") + 1) // 2)
-            .sum()
-            .alias("pairs"),
-            end.filter(pl.col("num_tokens") > 1).max().fill_null(0).alias("chunk_keys"),
-            end.filter(pl.col("num_tokens") == 1).max().fill_null(0).alias("single_keys"),
+            pairs.sum().alias("pairs"),
+            pairs.filter(several).sum().alias("chunk_pairs"),
+            older_pairs.filter(several).sum().alias("older_pairs"),
+            tiles.filter(several).sum().alias("tiles"),
+            own.filter(several).sum().alias("own"),
+            (tiles * pl.col("start")).filter(several).sum().alias("older"),
+            end.filter(several).max().fill_null(0).alias("chunk_keys"),
+            end.filter(~several).sum().alias("single_context"),
+            end.filter(~several).max().fill_null(0).alias("single_keys"),
             end.filter(pl.col("cached_tokens").is_not_null()).sum().alias("known"),
         )
     )
@@ -97,6 +107,11 @@ def measured_rounds(run: Run) -> Measured:
 
     has_prefill = frame["has_prefill"].to_numpy()
     padded = column("padded_tokens")
+    # A graph computes the head for all sequences that it has room for.
+    in_graph, held = frame["mode"].to_numpy() == "graph", np.minimum(padded, graphs.prefill_max_seqs)
+    own_keys, older_keys, block_keys = tile_keys(
+        column("own"), column("older"), column("chunk_pairs"), column("older_pairs"), in_graph
+    )
     return Measured(
         run=run,
         round=frame["round"].cast(pl.Int64).to_numpy(),
@@ -109,11 +124,16 @@ def measured_rounds(run: Run) -> Measured:
             num_yields=column("yields"),
             context_tokens=column("context_tokens"),
             context_pairs=column("pairs"),
+            chunk_tiles=column("tiles"),
+            own_keys=own_keys,
+            older_keys=older_keys,
+            block_keys=block_keys,
             chunk_keys=column("chunk_keys"),
-            single_keys=np.where(has_prefill, column("single_keys"), 0.0),
+            single_context=column("single_context"),
+            single_keys=column("single_keys"),
             known_tokens=column("known"),
             padded_tokens=padded,
-            padded_seqs=np.where(has_prefill, column("seqs"), padded),
+            padded_seqs=np.where(has_prefill, np.where(in_graph, held, column("seqs")), padded),
         ),
         device_s=column("device_s"),
         launch_s=column("schedule_s") + column("prepare_s"),
@@ -135,21 +155,24 @@ def driver_of(run: Run) -> str | None:
 
 def model_shape(run: Run) -> ModelShape:
     """Of the model that the run's manifest names: a preset, or a folder that is still there. Raises BenchctlError."""
-    name, where = str(run.manifest.get("model")), str(run.path)
+    name, asked = str(run.manifest.get("model")), run.setting("model")
+    return shape_of_name(name, str(run.manifest.get("dtype")), str(run.path), str(asked or name))
+
+
+def shape_of_name(name: str, dtype: str, where: str, folder: str | None = None) -> ModelShape:
+    """Raises BenchctlError where the name is no preset and there is no such folder."""
     config = PRESETS.get(name)
     if config is None:
-        asked = run.setting("model")
-        folder = Path(str(asked or name)).expanduser()
-        if not folder.is_dir():
+        path = Path(folder or name).expanduser()
+        if not path.is_dir():
             raise BenchctlError(
-                f"the sizes of model {name} are not known: it is no preset, and {folder} is no folder",
+                f"the sizes of model {name} are not known: it is no preset, and {path} is no folder",
                 where=where,
                 fix="run this where the model folder lies, or record a run of " + ", ".join(PRESETS),
             )
-        config = read_config(folder)
-    dtype = str(run.manifest.get("dtype"))
+        config = read_config(path)
     if dtype not in VALUE_BYTES:
-        raise BenchctlError(f"the run's dtype is {dtype!r}", where=where, fix="one of " + ", ".join(VALUE_BYTES))
+        raise BenchctlError(f"the dtype is {dtype!r}", where=where, fix="one of " + ", ".join(VALUE_BYTES))
     return shape_of(name, config, VALUE_BYTES[dtype])
 
 
@@ -167,6 +190,11 @@ def shape_of(name: str, c: ModelConfig, bytes_per_value: int) -> ModelShape:
         matrix_parameters=c.num_parameters - head * (1 if c.tie_word_embeddings else 2),
         bytes_per_value=bytes_per_value,
     )
+
+
+def tiles_of(model: ModelShape, block_size: int) -> int:
+    """Query tokens in a tile of a chunk's attention."""
+    return tile_tokens(model.num_heads, model.num_kv_heads, model.head_dim, model.bytes_per_value, block_size)
 
 
 def graphs_of(run: Run) -> Graphs:

@@ -226,6 +226,23 @@ def replay(
     enforce_eager: Annotated[
         bool, opt("--enforce-eager", panel=ENGINE, help="Capture no CUDA graphs. Default: graphs, with triton.")
     ] = False,
+    tensor_parallel_size: Annotated[
+        int,
+        opt(
+            "--tensor-parallel-size",
+            "-tp",
+            panel=ENGINE,
+            help="Split the model over N processes, one a card (without a card: of the CPU). Default 1.",
+        ),
+    ] = 1,
+    verify: Annotated[
+        int,
+        opt(
+            "--verify",
+            panel=ENGINE,
+            help="At a run's end compute N requests anew in float32 and compare logits: preempted, cached and chunked ones first. Beyond tolerance the exit code is 1. Default 0.",
+        ),
+    ] = 0,
     overlap: Annotated[
         bool | None,
         opt(
@@ -290,6 +307,14 @@ def replay(
     skip_bad: Annotated[
         bool, opt("--skip-bad", panel=ARRIVALS, help="Leave faulty rows of the trace out, and count them.")
     ] = False,
+    validate_first: Annotated[
+        bool | None,
+        opt(
+            "--validate-first/--no-validate-first",
+            panel=ARRIVALS,
+            help="Check the whole trace before anything runs, or its rows while it is replayed. Default: traces of 32 MB and more are checked on the way.",
+        ),
+    ] = None,
     map: Annotated[
         list[str] | None,
         opt(
@@ -408,6 +433,7 @@ def doctor(
 from benchctl import commands_check as _check  # noqa: E402, F401 - registers check-scheduler
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
+from benchctl import commands_pack as _pack  # noqa: E402, F401 - registers pack and unpack
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
 from benchctl import commands_shrink as _shrink  # noqa: E402, F401 - registers shrink
 from benchctl import commands_simulator as _simulator  # noqa: E402, F401 - registers calibrate and validate

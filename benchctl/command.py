@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import shutil
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,14 @@ from rich.text import Text
 
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
+from benchctl.engine_choice import close_team
+from benchctl.describe import about_trace
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
-from benchctl.sources import requests_of
+from benchctl.verify_run import verify_run, watch_engine
+from benchctl.sources import num_to_replay, requests_of
 from engines.interface import Engine
 from engines.simulated.engine import SimulatedEngine
 from reports.checks_across import checks_across
@@ -32,6 +36,7 @@ from reports.run import Run, open_run
 from reports.summary import summarize
 from reports.terminal import MAX_ROUNDS, advice, column_names, round_table, sparklines, summary_table
 from traces.errors import BenchctlError
+from traces.streamed import StreamedTrace
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -40,6 +45,15 @@ def run_replay(options: ReplayOptions) -> int:
     """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
     err = Console(stderr=True, highlight=False, soft_wrap=True)
     command = build_command(options)
+    try:
+        return run_command(command, err)
+    finally:
+        close_team(command.engine)
+
+
+def run_command(command: Command, err: Console) -> int:
+    """Every run of a command that is built; -> the exit code."""
+    options = command.options
     out = None if options.records == "none" else out_folder(command)
     announce(command, err)
     results: list[RunResult] = []
@@ -50,12 +64,14 @@ def run_replay(options: ReplayOptions) -> int:
             try:
                 if folder is not None:
                     make_run_folder(folder, options.force)
+                watch = watch_engine(parts.engine, command.engine, options)
                 with Progress(err, name, policy.usable_blocks) as progress:
                     result = run_one(parts, progress, stop)
             finally:
                 parts.engine.close()
-            result = finish(command, policy, result)
+            result = finish(command, policy, result, stop, err)
             result = account_for(parts.engine, result, err)
+            result = verify_run(watch, command.engine, options, result, err)
             results.append(result)
             if result.error is not None:
                 say_error(result, err)
@@ -150,12 +166,15 @@ def account_for(engine: Engine, result: RunResult, err: Console) -> RunResult:
 def announce(command: Command, err: Console) -> None:
     """What is about to run, with the source of each setting."""
     trace, engine, options = command.trace, command.engine, command.options
-    cut = f" of {trace.num_requests}" if command.num_requests != trace.num_requests else ""
-    line(
-        err,
-        "trace",
-        f"{trace.name}: {command.num_requests}{cut} requests, sha256 {trace.sha256[:12]}{span_text(command)}",
-    )
+    if trace.complete:
+        line(err, "trace", whole_trace_text(command))
+    else:
+        line(
+            err,
+            "trace",
+            f"{trace.name}: {'' if command.num_requests is None else f'{command.num_requests} requests, '}large, so its rows are "
+            "checked while it is replayed (--validate-first: all of them before)",
+        )
     model = "" if engine.model_name is None else f" {engine.model_name} on {engine.device},"
     line(err, "engine", f"{engine.kind},{model} clock {command.clock}, arrivals {command.arrivals}")
     for policy in command.policies:
@@ -174,6 +193,13 @@ def announce(command: Command, err: Console) -> None:
         line(err, "note", note)
 
 
+def whole_trace_text(command: Command) -> str:
+    trace, num = command.trace, num_to_replay(command.options, command.trace)
+    num = num if command.num_requests is None else command.num_requests
+    cut = f" of {trace.num_requests}" if num != trace.num_requests else ""
+    return f"{trace.name}: {num}{cut} requests, sha256 {trace.sha256[:12]}{span_text(command)}"
+
+
 def span_text(command: Command) -> str:
     """How long arrivals take, after scaling; by rate they are only known as they come."""
     options = command.options
@@ -182,7 +208,7 @@ def span_text(command: Command) -> str:
     if not command.trace.all_have_arrival_s:
         return ""
     span_s = command.trace.span_s
-    if command.num_requests < command.trace.num_requests:
+    if command.num_requests is not None and command.num_requests < command.trace.num_requests:
         times = [r.arrival_s or 0.0 for r in requests_of(command.trace, options, command.clock)]
         span_s = max(times) - min(times)
     scale = 1.0 if options.time_scale is None else options.time_scale
@@ -212,11 +238,15 @@ def say_error(result: RunResult, err: Console) -> None:
         err.print(Text(f"  the rounds up to here are kept in {result.folder}"))
 
 
-def finish(command: Command, policy: PolicySettings, result: RunResult) -> RunResult:
+def finish(
+    command: Command, policy: PolicySettings, result: RunResult, stop: threading.Event, err: Console
+) -> RunResult:
     """Add to a run what needs its records or the whole trace."""
     if result.folder is None or result.error is not None:
         return result
     manifest = dict(result.manifest)
+    if result.status == "complete" and manifest["trace"]["sha256"] is None:
+        read_the_rest(command, manifest, stop, err)
     if result.status == "complete" and policy.config.enable_prefix_caching:
         manifest["prefix_upper_bound"] = prefix_bound(command, policy.config.block_size)
     if command.options.outputs == "sampled" and command.engine.tokenizer is not None:
@@ -226,6 +256,29 @@ def finish(command: Command, policy: PolicySettings, result: RunResult) -> RunRe
     except BenchctlError as fault:
         return RunResult(result.name, result.folder, "failed", result.outcome, result.manifest, fault)
     return RunResult(result.name, result.folder, result.status, result.outcome, manifest, result.error)
+
+
+def read_the_rest(command: Command, manifest: dict[str, Any], stop: threading.Event, err: Console) -> None:
+    """Of a trace that was checked while it was replayed: what only its end tells. Changes `manifest`; says it."""
+    trace, known = command.trace, list(command.notes)
+    if not trace.complete and isinstance(trace, StreamedTrace):
+        line(err, "trace", f"the rows after request {trace.num_requests} are checked for the trace's sha256")
+    unknown = "the trace was not read to its end, so its sha256 is not known"
+    try:
+        if isinstance(trace, StreamedTrace):
+            trace.read_to_end(lambda: not stop.is_set())
+    except BenchctlError as error:
+        unknown = f"{unknown}: {error.what}, in {error.where}"
+    if trace.complete:
+        manifest["trace"] = about_trace(trace)
+        num = num_to_replay(command.options, trace)
+        skipped = manifest["counts"]["skipped_over_length"]
+        manifest["num_requests"] = None if num is None else num - skipped
+        line(err, "trace", whole_trace_text(command))
+    notes = [note for note in trace.notes if note not in known] if trace.complete else [unknown]
+    for note in notes:
+        line(err, "note", note)
+    manifest["notes"] = [*manifest["notes"], *notes]
 
 
 def write_outputs(run: Run, tokenizer: Any) -> None:
@@ -256,6 +309,8 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
     ] or [counts_only(result) for result in results]
     if options.json:
         for summary, result in zip(summaries, results, strict=True):
+            if options.verify:
+                summary["benchctl"]["verify"] = result.manifest.get("verify")
             summary["benchctl"]["path"] = None if result.folder is None else str(result.folder)
             summary["benchctl"]["report"] = None if page is None else str(page)
         print(json.dumps(summaries[0] if len(summaries) == 1 else {"runs": summaries}, indent=1, default=str))

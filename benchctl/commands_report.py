@@ -28,7 +28,12 @@ FORMATS: dict[str, str | None] = {
 @app.command()
 def report(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, folders of runs, or what `benchctl pack` made of them.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         str | None,
@@ -79,13 +84,15 @@ def report(
 
 def target(paths: list[str], found: list[Run], out: str | None, format: str) -> Path | None:
     """Where the result goes: --out, or beside the first run; None: stdout."""
+    from reports.pack import is_pack
+
     name = FORMATS[format]
     if out is not None:
         return Path(out)
     if name is None:
         return None
     first = Path(paths[0])
-    inside = (first / "manifest.json").exists() or any(first.glob("rounds-*.parquet"))
+    inside = is_pack(first) or (first / "manifest.json").exists() or any(first.glob("rounds-*.parquet"))
     return (first.parent if inside else first) / name
 
 
@@ -93,7 +100,7 @@ def write(found: list[Run], format: str, path: Path | None) -> Path | None:
     """Make the result and write or print it. Raises BenchctlError where a package is missing or the place is no good."""
     from reports.terminal import column_names
 
-    names = column_names([{"name": run.name, "path": str(run.path)} for run in found])
+    names = column_names([{"name": run.name, "path": run.shown} for run in found])
     if format == "html":
         assert path is not None
         write_page(found, path)

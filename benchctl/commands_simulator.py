@@ -4,52 +4,160 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
 
-PROFILE, OUTPUT = "Profile", "Output"
+if TYPE_CHECKING:
+    from benchctl.calibrate_measure import MeasureOptions
+
+PROFILE, OUTPUT, MEASURE = "Profile", "Output", "Measure"
 
 
 @app.command()
 def calibrate(
-    runs: Annotated[
-        list[str],
+    sources: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="RUN...", help="Run folders of --engine torch, or folders of runs: one device.", show_default=False
+            metavar="[RUN|POINTS]...",
+            help="Run folders of --engine torch, folders of runs, files of --measure: one device, one model.",
+            show_default=False,
         ),
-    ],
-    output: Annotated[str, opt("--output", "-o", panel=OUTPUT, help="The profile to write, JSON.")] = "",
+    ] = None,
+    output: Annotated[
+        str, opt("--output", "-o", panel=OUTPUT, help="The profile to write, JSON; with --measure the points.")
+    ] = "",
     name: Annotated[
         str | None, opt("--name", panel=PROFILE, help="What reports call it. Default: the file's name.")
     ] = None,
-    force: Annotated[bool, opt("--force", panel=OUTPUT, help="Replace an earlier profile.")] = False,
+    force: Annotated[bool, opt("--force", panel=OUTPUT, help="Replace an earlier file.")] = False,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the profile.")] = False,
+    measuring: Annotated[
+        bool,
+        opt("--measure", panel=MEASURE, help="Run designed rounds on this machine's device and write their times."),
+    ] = False,
+    model: Annotated[
+        str | None, opt("--model", panel=MEASURE, help="A preset or a local folder, as for replay.")
+    ] = None,
+    dtype: Annotated[str | None, opt("--dtype", panel=MEASURE, help="As for replay.")] = None,
+    load_format: Annotated[str, opt("--load-format", panel=MEASURE, help="auto or dummy.")] = "auto",
+    attention_backend: Annotated[
+        str, opt("--attention-backend", panel=MEASURE, help="auto, triton or reference.")
+    ] = "auto",
+    enforce_eager: Annotated[bool, opt("--enforce-eager", panel=MEASURE, help="No CUDA graphs.")] = False,
+    block_size: Annotated[
+        list[int] | None,
+        opt(
+            "--block-size",
+            panel=MEASURE,
+            help="Tokens a block; repeatable. Default: 16 and 256, those of the policies.",
+        ),
+    ] = None,
+    max_num_seqs: Annotated[int, opt("--max-num-seqs", panel=MEASURE, help="As for replay. Default 512.")] = 512,
+    max_num_batched_tokens: Annotated[
+        int, opt("--max-num-batched-tokens", panel=MEASURE, help="As for replay. Default 16384.")
+    ] = 16_384,
+    max_model_len: Annotated[
+        int | None, opt("--max-model-len", panel=MEASURE, help="As for replay. Default: the model's.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, opt("--gpu-memory-utilization", panel=MEASURE, help="As for replay. Default 0.9.")
+    ] = 0.9,
+    kv_cache_tokens: Annotated[
+        int | None, opt("--kv-cache-tokens", panel=MEASURE, help="Tokens of KV cache. Default: what the memory holds.")
+    ] = None,
+    max_seconds: Annotated[
+        float, opt("--max-seconds", panel=MEASURE, help="Time for the rounds of one block size. Default 60.")
+    ] = 60.0,
+    seed: Annotated[int, opt("--seed", panel=MEASURE, help="Of weights, keys, values and ids. Default 0.")] = 0,
 ) -> None:
-    """Fit a profile of a device from recorded rounds, for --engine simulated.
+    """Fit a profile of a device, for --engine simulated, from recorded rounds; or measure designed ones for such a fit.
 
-    Runs of one device, model and engine; each block size among them gets a fit of its own.
+    Runs and points are of one device, model and engine; each block size among them gets a fit of its own. Points tell device
+    times over the whole range; host times come from runs, of which there has to be one.
 
     Example: benchctl calibrate runs/demo/nano runs/demo/vllm -o profiles/demo.json
+
+    Example: benchctl calibrate --measure --model qwen3-8b -o points.json
     """
-    exit_with(lambda: run_calibrate(runs, output, name, force, as_json))
+    given = {
+        "--model": model, "--dtype": dtype, "--enforce-eager": enforce_eager or None, "--block-size": block_size or None,
+        "--max-model-len": max_model_len, "--kv-cache-tokens": kv_cache_tokens,
+    }  # fmt: skip
+
+    def run() -> int:
+        if not measuring:
+            stray = [flag for flag, value in given.items() if value is not None]
+            if stray:
+                raise BenchctlError(f"{stray[0]} is for --measure", fix="add --measure, or leave it out")
+            return run_calibrate(sources or [], output, name, force, as_json)
+        if sources:
+            raise BenchctlError(
+                f"--measure measures on this machine and reads nothing: {sources[0]}",
+                fix="measure first, then benchctl calibrate RUN... POINTS... -o FILE",
+            )
+        from benchctl.calibrate_measure import MeasureOptions
+
+        options = MeasureOptions(
+            model=model,
+            dtype=dtype,
+            load_format=load_format,
+            attention_backend=attention_backend,
+            enforce_eager=enforce_eager,
+            block_sizes=tuple(block_size or (16, 256)),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_tokens=kv_cache_tokens,
+            max_seconds=max_seconds,
+            seed=seed,
+        )
+        return run_measure(options, output, force)
+
+    exit_with(run)
+
+
+def new_file(output: str, force: bool, example: str) -> Path:
+    """Raises BenchctlError where no file is named, or where it exists."""
+    if not output:
+        raise BenchctlError("no file is named for the result", where="--output", fix=f"-o {example}")
+    path = Path(output)
+    if path.is_dir():
+        raise BenchctlError(f"{path} is a folder", where="--output", fix=f"name a file: -o {path / Path(example).name}")
+    if path.exists() and not force:
+        raise BenchctlError(f"{path} exists", where="--output", fix="name another file, or pass --force")
+    return path
+
+
+def run_measure(options: MeasureOptions, output: str, force: bool) -> int:
+    path = new_file(output, force, "points.json")
+    from benchctl.calibrate_measure import measure, to_stderr
+
+    points = measure(options, path, to_stderr)
+    print(f"{path}: {len(points.points)} rounds of {points.model} on {points.device}")
+    return 0
 
 
 def run_calibrate(paths: list[str], output: str, name: str | None, force: bool, as_json: bool) -> int:
-    if not output:
-        raise BenchctlError("no file is named for the profile", fix="-o profiles/NAME.json")
-    path = Path(output)
-    if path.exists() and not force:
-        raise BenchctlError(f"{path} exists", where="--output", fix="name another file, or pass --force")
+    path = new_file(output, force, "profiles/NAME.json")
+    if not paths:
+        raise BenchctlError(
+            "nothing is given to fit",
+            fix="give run folders of --engine torch, and files of benchctl calibrate --measure",
+        )
     from benchctl.calibrate import calibrate as fit
+    from benchctl.calibrate_points import is_points, load_points
     from benchctl.profiles import save_profile
     from engines.simulated.profile import dump_profile
     from reports.run import open_runs
 
-    profile = fit(open_runs(paths), name or path.stem)
+    points = [(load_points(Path(p)), p) for p in paths if is_points(p)]
+    runs = [p for p in paths if not is_points(p)]
+    profile = fit(open_runs(runs) if runs else [], name or path.stem, points)
     save_profile(profile, path)
     if as_json:
         print(dump_profile(profile).decode(), end="")

@@ -57,6 +57,8 @@ class ReplayOptions:
     temperature: float = 0.0
     attention_backend: str = "auto"
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    verify: int = 0  # requests computed anew at the end of a run
     overlap: bool | None = None  # None: where the engine works beside the host
     gpu_memory_utilization: float | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)  # knob -> value, those given only
@@ -77,6 +79,7 @@ class ReplayOptions:
     num_repeats: int = 1
     over_length: str = "reject"
     skip_bad: bool = False
+    validate_first: bool | None = True  # False: rows are checked while they are replayed; None: so for large files
     records: str = "full"
     out: str | None = None
     force: bool = False

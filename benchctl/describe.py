@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
 from benchctl.manifest import base
 from benchctl.profiles import about
+from benchctl.sources import num_to_replay
+from traces.load import Trace
 
 if TYPE_CHECKING:
     from benchctl.build import Command
 
 # Settings that are not a policy's: option -> what its default is called in the manifest.
 RUN_OPTIONS = (
-    "engine", "profile", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "overlap", "gpu_memory_utilization", "round_seconds",
+    "engine", "profile", "model", "load_format", "dtype", "seed", "outputs", "temperature", "enforce_eager", "tensor_parallel_size", "verify", "overlap", "gpu_memory_utilization", "round_seconds",
     "from_run", "max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "num_warmups", "warm_cache",
     "num_repeats", "over_length", "skip_bad",
 )  # fmt: skip
@@ -69,21 +71,27 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
             "block_size": policy.config.block_size,
             "max_model_len": policy.settings["max_model_len"].value,
         },
-        "trace": {
-            "name": trace.name,
-            "path": str(trace.path),
-            "sha256": trace.sha256,
-            "num_requests": trace.num_requests,
-            "num_bad": trace.num_bad,
-            "span_s": trace.span_s,
-        },
-        "num_requests": command.num_requests,
+        "trace": about_trace(trace),
+        "num_requests": num_to_replay(options, trace) if command.num_requests is None else command.num_requests,
         "cache": "warm" if options.warm_cache and options.num_warmups else "cold",
         "seeds": {"seed": options.seed},
         "goodput": dict(options.goodput),
         "from": None if command.earlier is None else str(command.earlier.path),
-        "notes": [*command.notes, *policy.notes, *notes],
+        "notes": [*command.notes, *(n for n in trace.notes if n not in command.notes), *policy.notes, *notes],
         "digest": None,
+    }
+
+
+def about_trace(trace: Trace) -> dict[str, Any]:
+    """What only a reading to the end tells is null until then."""
+    known = trace.complete
+    return {
+        "name": trace.name,
+        "path": str(trace.path),
+        "sha256": trace.sha256 if known else None,
+        "num_requests": trace.num_requests if known else None,
+        "num_bad": trace.num_bad if known else None,
+        "span_s": trace.span_s if known else None,
     }
 
 

@@ -79,7 +79,8 @@ def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
         raise BenchctlError(
             "the torch engine needs torch, which is not installed", fix="pip install torch, or --engine null"
         ) from None
-    from engines.model.load import load_model, load_tokenizer
+    from engines.model.load import load_tokenizer
+    from engines.torch_engine.parallel import load_parallel_model
 
     on_card = torch.cuda.is_available()
     name = options.model or ("qwen3-0.6b" if on_card else "tiny")
@@ -90,15 +91,30 @@ def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
             where=str(trace.path),
             fix="--model FOLDER with a tokenizer in it, or a trace of token ids or lengths",
         )
-    model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
+    attention = choose_attention(options, on_card)
+    size = options.tensor_parallel_size
+    model = load_parallel_model(
+        name, size, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed
+    )
     choice = EngineChoice("torch", "asked for" if options.engine == "torch" else "auto", model=model)
     choice.device = torch.cuda.get_device_name(0) if on_card else "CPU"
-    choice.attention = choose_attention(options, on_card)
+    if size > 1:
+        choice.notes.append(
+            f"tensor parallel: {size} processes, {'one a card, over NCCL' if on_card else 'over gloo'}; FLOPs and bytes of a round "
+            "are those of one rank"
+        )
+    choice.attention = attention
     if options.engine == "auto":
         choice.notes.append(f"--engine auto: torch on {choice.device} with {name}")
     if is_folder and (trace.has_text or options.outputs == "sampled"):
         choice.tokenizer = load_tokenizer(name)
     return choice
+
+
+def close_team(choice: EngineChoice) -> None:
+    """End the other ranks of a model in parts."""
+    if choice.model is not None and choice.model.team is not None:
+        choice.model.team.close()
 
 
 def choose_attention(options: ReplayOptions, on_card: bool) -> str:

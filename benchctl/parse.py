@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 AT_LEAST: dict[str, float] = {
     "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 1, "block_size": 1, "kv_cache_tokens": 1, "num_blocks": 1,
     "max_loras": 1, "long_prefill_token_threshold": 0, "max_concurrency": 1, "num_prompts": 1, "num_warmups": 0, "num_repeats": 1,
-    "seed": 0,
+    "seed": 0, "tensor_parallel_size": 1, "verify": 0,
 }  # fmt: skip
 MAX_INT = 2**60  # of any integer but the seed: sums of two stay inside the record's int64
 MAX_SEED = 2**63 - 1
@@ -84,6 +84,8 @@ def replay_options(**given: Any) -> ReplayOptions:
         temperature=given["temperature"],
         attention_backend=given["attention_backend"],
         enforce_eager=given["enforce_eager"],
+        tensor_parallel_size=given["tensor_parallel_size"],
+        verify=given["verify"],
         overlap=given["overlap"],
         gpu_memory_utilization=share,
         knobs={name: given[name] for name in KNOB_NAMES if given.get(name) is not None},
@@ -104,6 +106,7 @@ def replay_options(**given: Any) -> ReplayOptions:
         num_repeats=given["num_repeats"],
         over_length=given["over_length"],
         skip_bad=given["skip_bad"],
+        validate_first=given.get("validate_first", True),
         records=given["records"],
         out=given["out"],
         force=given["force"],

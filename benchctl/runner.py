@@ -100,7 +100,8 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
     if error is not None:
         manifest["error"] = str(error) if isinstance(error, BenchctlError) else f"{type(error).__name__}: {error}"
     # Those left out by --over-length skip were not replayed.
-    manifest["num_requests"] -= parts.admission.counts.skipped
+    if manifest["num_requests"] is not None:
+        manifest["num_requests"] -= parts.admission.counts.skipped
     if isinstance(recorder, FileRecorder):
         manifest["digest"] = f"xxh3:{recorder.digest.hexdigest()}"
         manifest["record"] = {

@@ -17,10 +17,36 @@ from benchctl.clock import RoundTimes
 from benchctl.config import ReplayOptions
 from reports.run import Run
 from traces.errors import BenchctlError
-from traces.load import Trace, due_round
+from traces.load import Trace, due_round, open_trace
 from traces.request import Request
+from traces.streamed import is_large, open_stream
 
 MAX_AT = 4e12  # seconds or rounds: in microseconds, as reports count, still inside int64
+
+
+def open_for(options: ReplayOptions) -> Trace:
+    """The trace of a command: checked whole, or its head alone, where it is large and can be replayed as it is read.
+
+    Raises BenchctlError.
+    """
+    wanted = options.validate_first is False or (options.validate_first is None and is_large(options.trace))
+    if not wanted or options.from_run is not None or options.outputs == "sampled" or options.arrivals == "session":
+        return open_trace(options.trace, skip_bad=options.skip_bad)
+    trace = open_stream(options.trace, skip_bad=options.skip_bad)
+    by_round = options.clock == "rounds"
+    timed = by_round or options.request_rate is not None or trace.all_have_arrival_s
+    if not timed or not trace.head_in_order("round" if by_round else "time", options.round_seconds):
+        # Sessions wait for their parents, and rows out of order have to be sorted: both need all rows.
+        return open_trace(options.trace, skip_bad=options.skip_bad)
+    return trace
+
+
+def num_to_replay(options: ReplayOptions, trace: Trace) -> int | None:
+    """None as long as the trace was not read to its end, but for one that is known to have enough."""
+    wanted = options.num_prompts
+    if wanted is not None and wanted <= trace.num_requests:
+        return wanted
+    return trace.num_requests if trace.complete else None
 
 
 def check_arrivals(trace: Trace, options: ReplayOptions, clock: str) -> str:
@@ -91,7 +117,7 @@ class Times:
             raise BenchctlError(
                 f"request {request.id} has no arrival_s and no parent to wait for",
                 where=f"line {request.line}",
-                fix="give it arrival_s, or pass --request-rate R (inf: all at once)",
+                fix="give it arrival_s, or pass --arrivals session, or --request-rate R (inf: all at once)",
             )
         if self._rate is None:
             at *= self.scale

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.validate import Validation
+from engines.simulated.cost import on_curve
 from engines.simulated.profile import Profile
 
 
@@ -19,14 +20,14 @@ def profile_tables(profile: Profile, path: Path) -> None:
         Text(f"{profile.name}: {profile.model.name} on {profile.device}, {profile.attention_backend} attention")
     )
     for fit in profile.fits:
-        untold = " (not told by the fitted rounds)"
-        memory, math = "" if fit.bytes_identified else untold, "" if fit.flops_identified else untold
+        d, p = fit.decode, fit.prefill
         console.print(
             Text(
-                f"block size {fit.block_size}: {fit.bytes_per_s / 1e12:.2f} TB/s{memory}, {fit.flops_per_s / 1e12:.0f} TFLOP/s{math}; "
-                f"beyond the roofline decodes take {fit.decode.intercept_s * 1e6:.0f} µs + {fit.decode.per_doubling_s * 1e6:.1f} µs a "
-                f"doubling of sequences, rounds with prefill {fit.prefill.intercept_s * 1e6:.0f} µs + "
-                f"{fit.prefill.per_token_s * 1e6:.2f} µs a token"
+                f"block size {fit.block_size}: ceilings {fit.bytes_per_s / 1e12:.2f} TB/s and {fit.flops_per_s / 1e12:.0f} TFLOP/s "
+                f"({fit.ceilings}); beyond its products a decode takes {d.rest.value[0] * 1e6:.0f} µs and 64 of them "
+                f"{on_curve(d.rest, 64) * 1e6:.0f} µs; attention draws {drawn(profile, on_curve(d.per_key, 1)):.2f} TB/s with one "
+                f"decode, {drawn(profile, on_curve(d.per_key, 64)):.2f} with 64 and {drawn(profile, on_curve(d.per_key, 512)):.2f} "
+                f"with 512; 512 tokens of prefill take {on_curve(p.rest, 512) * 1e6:.0f} µs beyond their products"
             )
         )
         table = Table(
@@ -43,6 +44,11 @@ def profile_tables(profile: Profile, path: Path) -> None:
             ]
             console.print(Text(f"fitted range, {family}: {', '.join(parts)}"))
     console.print(Text(str(path)))
+
+
+def drawn(profile: Profile, per_key_s: float) -> float:
+    """TB/s at which attention reads its keys and values."""
+    return profile.model.kv_bytes_per_token / per_key_s / 1e12 if per_key_s > 0 else 0.0
 
 
 def validation_tables(profile: Profile, v: Validation) -> None:

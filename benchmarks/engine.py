@@ -17,13 +17,13 @@ PROCESS_BEGAN = time.perf_counter()
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import random  # noqa: E402
 import statistics  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+import workloads  # noqa: E402
 
 from engines.interface import NewRequest, SchedulerConfig  # noqa: E402
 from engines.model.load import load_model  # noqa: E402
@@ -111,23 +111,32 @@ def decode(bench: Bench, batch: int, steps: int = 100) -> dict[str, float]:
 
 def prefill(bench: Bench, count: int, length: int, repeats: int = 5) -> dict[str, float]:
     """One round that computes `count` fresh prompts of `length` tokens and gives a token each; median of `repeats`."""
-    walls, devices, floor = [], [], 0.0
+    walls, devices, hosts, floor = [], [], [], 0.0
     for _ in range(repeats + 1):
         scheduler = bench.scheduler()
         for _ in range(count):
             scheduler.add(bench.request(length, 1))
         torch.cuda.synchronize()
         began = time.perf_counter()
-        device, floor = 0.0, 0.0
+        device, host, floor = 0.0, 0.0, 0.0
         while scheduler.has_unfinished():
+            started = time.perf_counter()
             round = scheduler.schedule()
+            host += (time.perf_counter() - started) * 1e3
             result = bench.engine.collect(bench.engine.launch(round.batch))
+            host += result.prepare_s * 1e3
             scheduler.update(round, result.token_ids)
             device += (result.device_s or 0) * 1e3
             floor += floor_ms(result.flops or 0, result.bytes or 0)
         walls.append((time.perf_counter() - began) * 1e3)
         devices.append(device)
-    return {"wall_ms": statistics.median(walls[1:]), "device_ms": statistics.median(devices[1:]), "floor_ms": floor}
+        hosts.append(host)
+    return {
+        "wall_ms": statistics.median(walls[1:]),
+        "device_ms": statistics.median(devices[1:]),
+        "schedule_and_prepare_ms": statistics.median(hosts[1:]),
+        "floor_ms": floor,
+    }
 
 
 def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
@@ -144,18 +153,16 @@ def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         r = prefill(bench, count, length)
         out[f"prefill {count}x{length}"] = r
         print(
-            f"prefill {count:2} x {length}: wall {r['wall_ms']:7.2f} ms  device {r['device_ms']:7.2f}  floor {r['floor_ms']:6.2f}  = {r['wall_ms'] / r['floor_ms']:.2f} x floor",
+            f"prefill {count:2} x {length}: wall {r['wall_ms']:7.2f} ms  device {r['device_ms']:7.2f}  host before {r['schedule_and_prepare_ms']:.2f}  floor {r['floor_ms']:6.2f}  = {r['wall_ms'] / r['floor_ms']:.2f} x floor",
             flush=True,
         )
     return out
 
 
 def offline_requests(bench: Bench) -> list[NewRequest]:
-    rng = random.Random(0)
-    prompts = [rng.randint(100, 1024) for _ in range(256)]
-    # nano-vLLM's bench draws the ids between the lengths; here the lengths are drawn alike, ids from a generator of their own.
-    outputs = [rng.randint(100, 1024) for _ in range(256)]
-    return [bench.request(p, o) for p, o in zip(prompts, outputs, strict=True)]
+    """The lengths of nano-vLLM's bench; ids from a generator of their own."""
+    rows = workloads.offline()
+    return [bench.request(int(row["input_length"]), int(row["output_length"])) for row in rows]
 
 
 def offline(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from reports.compare_stats import (
 from reports.decision_diff import DecisionDiff, diff_decisions
 from reports.decision_work import WorkDiff, diff_work
 from reports.request_diff import RequestDifference, diff_requests
+from reports.run import Run
 from reports.summary import Summary, summarize
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)
@@ -162,17 +163,26 @@ def compare(a: Side, b: Side, *, min_effect: float = MIN_EFFECT, num_requests: i
     )
 
 
+def judge_runs(a: Run, b: Run, summaries: Sequence[Summary]) -> dict[str, MetricRow]:
+    """Every metric of one run each, key -> row: what `compare A B` says, for whoever has the summaries already."""
+    judge = _Judge(Side("A", (a,)), Side("B", (b,)), MIN_EFFECT, summaries)
+    return {row.key: row for row in judge.rows()}
+
+
 class _Judge:
     """Puts every metric of the two sides side by side and says what the difference is worth."""
 
-    def __init__(self, a: Side, b: Side, min_effect: float) -> None:
+    def __init__(self, a: Side, b: Side, min_effect: float, known: Sequence[Summary] | None = None) -> None:
         self.a, self.b, self.min_effect = a, b, min_effect
         self.exact = all(is_deterministic(run) for side in (a, b) for run in side.runs)
         # Repeats that must be equal say nothing more than one of them.
         runs = ((a.first,), (b.first,)) if self.exact else (a.runs, b.runs)
         self.repeats = min(len(side) for side in runs)
         self.paired = len(runs[0]) == len(runs[1])
-        self.summaries = [[summarize(run, percentiles=PERCENTS) for run in side] for side in runs]
+        if known is not None:  # of one run each, at PERCENTS
+            self.summaries = [[summary] for summary in known]
+        else:
+            self.summaries = [[summarize(run, percentiles=PERCENTS) for run in side] for side in runs]
         self.same_blocks = a.first.block_size == b.first.block_size
         self._intervals: dict[str, Interval] | None = None
         self.num_common = 0

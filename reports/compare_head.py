@@ -101,7 +101,7 @@ def _check_alike(runs: Sequence[Run], label: str) -> None:
         differ = [d.name for d in setting_differences(runs[0], run)]
         if run.scheduler != runs[0].scheduler or differ:
             raise BenchctlError(
-                f"side {label} is no set of repeats: {runs[0].path} and {run.path} differ in "
+                f"side {label} is no set of repeats: {runs[0].shown} and {run.shown} differ in "
                 + (", ".join(differ) or "scheduler"),
                 fix="name runs of one policy and equal settings on each side: --a A1 --a A2 --b B1 --b B2",
             )
@@ -138,7 +138,7 @@ def _side_names(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, str]:
 
     if unlike(a[0].scheduler, b[0].scheduler):
         return a[0].scheduler, b[0].scheduler
-    parents = a[0].path.resolve().parent.name, b[0].path.resolve().parent.name
+    parents = Path(a[0].shown).resolve().parent.name, Path(b[0].shown).resolve().parent.name
     if unlike(*parents) and a[0].name == b[0].name:
         return f"{parents[0]}/{a[0].name}", f"{parents[1]}/{b[0].name}"
     if len(a) == len(b) == 1 and unlike(a[0].name, b[0].name):
@@ -198,7 +198,7 @@ def warnings(a: Side, b: Side, differences: Sequence[SettingDifference]) -> list
     for side in (a, b):
         for run in side.runs:
             if run.status != "complete":
-                out.append(f"{side.name}: {run.path} is {run.status}, so its figures are those of a part of the trace")
+                out.append(f"{side.name}: {run.shown} is {run.status}, so its figures are those of a part of the trace")
     work = [d for d in differences if d.workload]
     if work:
         texts = ", ".join(f"{d.name} {d.a} / {d.b}" for d in work)

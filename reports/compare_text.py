@@ -59,7 +59,7 @@ def _head(comparison: Comparison) -> list[Element]:
     for mark, side in (("A", a), ("B", b)):
         more = f" and {len(side.runs) - 1} more" if len(side.runs) > 1 else ""
         out.append(
-            Text(f"{mark}  {side.first.path}{more}, {side.first.status}, digest {side.first.manifest.get('digest')}")
+            Text(f"{mark}  {side.first.shown}{more}, {side.first.status}, digest {side.first.manifest.get('digest')}")
         )
     if comparison.warnings:
         out += [Heading("Before you read the figures"), Items(tuple(comparison.warnings))]
@@ -256,7 +256,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     def side(each: Side) -> dict[str, Any]:
         return {
             "name": each.name,
-            "runs": [str(run.path) for run in each.runs],
+            "runs": [run.shown for run in each.runs],
             "scheduler": each.first.scheduler,
             "digests": [run.manifest.get("digest") for run in each.runs],
         }

@@ -86,7 +86,7 @@ def explain_round(run: Run, round_number: int) -> RoundExplanation:
 
     candidates = _candidates(run, view, computed, known)
     return RoundExplanation(
-        run=str(run.path),
+        run=run.shown,
         scheduler=run.scheduler,
         round=round_number,
         kind=row["kind"],

@@ -93,7 +93,7 @@ def find_request(run: Run, name: str) -> int:
     close = [text for text in rows if name and text.startswith(name)][:4] or list(rows)[:4]
     raise BenchctlError(
         f"the run has no request {name!r}",
-        where=str(run.path),
+        where=run.shown,
         fix=f"an id such as {', '.join(close)}, or its trace row as '#0'" if close else "the run has no requests",
     )
 
@@ -107,7 +107,7 @@ def explain_request(run: Run, request: int) -> Life:
     admission = run.scan("admissions").filter(mine).collect()
     known: dict[str, Any] = summary.row(0, named=True) if summary.height else {"status": "unfinished"}
     events = sorted(_events(run, request, admission), key=lambda event: (event.t_s, event.round or 0))
-    return Life(str(run.path), request, run.ids.get(request, ""), label(run, request), known, tuple(events))
+    return Life(run.shown, request, run.ids.get(request, ""), label(run, request), known, tuple(events))
 
 
 def _events(run: Run, request: int, admission: pl.DataFrame) -> Iterator[Event]:
@@ -221,7 +221,7 @@ def explain_spike(run: Run, metric: str) -> Spike:
     if metric == "itl":
         gaps = metrics.itl(run).select("request", "index", "round", "t_s", "itl").collect()
         if not gaps.height:
-            raise BenchctlError("no request emitted two tokens", where=str(run.path), fix="--spike ttft")
+            raise BenchctlError("no request emitted two tokens", where=run.shown, fix="--spike ttft")
         worst = gaps.sort(["itl", "request", "index"], descending=[True, False, False]).row(0, named=True)
         request, seconds, last = worst["request"], worst["itl"], worst["round"]
         before = run.scan("tokens").filter((pl.col("request") == request) & (pl.col("index") == worst["index"] - 1))
@@ -230,7 +230,7 @@ def explain_spike(run: Run, metric: str) -> Spike:
     else:
         frame = metrics.per_request(run).select("request", "ttft", "arrival_s", "first_token_s").collect()
         if not frame.height:
-            raise BenchctlError("no request finished", where=str(run.path), fix="replay to its end")
+            raise BenchctlError("no request finished", where=run.shown, fix="replay to its end")
         worst = frame.sort(["ttft", "request"], descending=[True, False]).row(0, named=True)
         request, seconds, token = worst["request"], worst["ttft"], None
         begin, end, median = worst["arrival_s"], worst["first_token_s"], frame["ttft"].median()
@@ -283,7 +283,7 @@ def _spike(
     if inside.height:
         longest = explain_round(run, int(inside.sort(["part", "round"], descending=[True, False])["round"][0]))
     return Spike(
-        run=str(run.path),
+        run=run.shown,
         metric=metric,
         request=request,
         label=label(run, request),

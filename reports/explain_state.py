@@ -25,7 +25,7 @@ def need_log(run: Run) -> None:
     if not (run.has("batches") and run.has("decisions") and run.has("blocks")):
         raise BenchctlError(
             f"the run kept no decisions (--records {run.manifest.get('records')})",
-            where=str(run.path),
+            where=run.shown,
             fix="replay with --records full or compact",
         )
 
@@ -52,7 +52,7 @@ def round_row(run: Run, number: int) -> Row:
     rounds = run.scan("rounds").select("round")
     least, most = rounds.select(pl.col("round").min(), pl.col("round").max().alias("most")).collect().row(0)
     if least is None:
-        raise BenchctlError("the run has no rounds", where=str(run.path), fix="replay again")
+        raise BenchctlError("the run has no rounds", where=run.shown, fix="replay again")
     near = sorted(
         each
         for each in (
@@ -63,7 +63,7 @@ def round_row(run: Run, number: int) -> Row:
     )
     raise BenchctlError(
         f"the run has no round {number}: its rounds go from {least} to {most}, and idle ones leave no record",
-        where=str(run.path),
+        where=run.shown,
         fix=" or ".join(f"--round {each}" for each in near),
     )
 

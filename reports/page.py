@@ -66,7 +66,7 @@ def render(runs: Sequence[Run], first_section: str = "") -> str:
     """
     if not runs:
         raise BenchctlError("there is no run to report on", fix="give one or more run folders")
-    names = column_names([{"name": run.name, "path": str(run.path)} for run in runs])
+    names = column_names([{"name": run.name, "path": run.shown} for run in runs])
     refuse_other_traces(runs, names)
     summaries = [summarize(run) for run in runs]
     views = [

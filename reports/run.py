@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from reports import records
+from reports.packed import folder_of, origin_of
 from traces.errors import BenchctlError
 
 MANIFEST_FILE = "manifest.json"
@@ -24,11 +25,12 @@ MANIFEST_FILE = "manifest.json"
 class Run:
     """One run folder. Tables read whole are kept, so that several reports of one run read each file once.
 
-    `name` tells runs of one command apart: the folder's name.
+    `name` tells runs of one command apart: the folder's name. `origin`: where it came from, if it was read from a copy.
     """
 
     path: Path
     manifest: dict[str, Any]
+    origin: Path | None = None
     _frames: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     def scan(self, table: str) -> pl.LazyFrame:
@@ -45,7 +47,7 @@ class Run:
             except (pl.exceptions.PolarsError, OSError) as error:
                 raise BenchctlError(
                     f"table {table} cannot be read: {str(error).splitlines()[0]}",
-                    where=str(self.path),
+                    where=self.shown,
                     fix="the folder is damaged; replay again",
                 ) from None
         return self._frames[table]
@@ -60,6 +62,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.path.name or str(self.path)
+
+    @property
+    def shown(self) -> str:
+        """The path as a reader knows it, PACK/run for a run of a pack."""
+        return str(self.origin or self.path)
 
     @property
     def status(self) -> str:
@@ -145,7 +152,7 @@ def open_run(path: str | Path) -> Run:
 
     Raises BenchctlError where `path` is no run folder, its manifest is unreadable or its schema is newer than this reader.
     """
-    folder = Path(path)
+    folder = folder_of(Path(path)) or Path(path)
     if not folder.is_dir():
         what = f"{folder} is not a folder" if folder.exists() else f"no run at {folder}"
         raise BenchctlError(what, fix="give the folder that `benchctl replay --out DIR` wrote: DIR/<scheduler>")
@@ -176,12 +183,15 @@ def open_run(path: str | Path) -> Run:
             where=str(file),
             fix="read it with the benchctl that wrote it, or a newer one",
         )
-    return Run(folder, manifest)
+    return Run(folder, manifest, origin_of(folder))
 
 
 def find_runs(path: str | Path) -> list[Path]:
-    """The run folders at `path`: itself, or those directly inside it, by name. Empty if there are none."""
-    folder = Path(path)
+    """The run folders at `path`: itself, or those directly inside it, by name. Empty if there are none.
+
+    Of a pack the folders of its copy, unpacked for the life of this process (`packed`).
+    """
+    folder = folder_of(Path(path)) or Path(path)
     if (folder / MANIFEST_FILE).is_file():
         return [folder]
     if not folder.is_dir():

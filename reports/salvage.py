@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from reports import records
+from reports.packed import origin_of
 from reports.run import MANIFEST_FILE, Run, find_runs, open_run
 from traces.errors import BenchctlError
 
@@ -32,9 +33,11 @@ def open_all(paths: Iterable[str | Path]) -> Iterator[tuple[list[Run], list[str]
         wrong: list[str] = []
         for path in paths:
             for folder in find_runs(path) or _without_manifest(Path(path)):
+                if origin_of(folder) in {run.origin for run in runs if run.origin != folder}:
+                    continue  # several parts of one pack were named
                 run = _open(folder, Path(scratch) / str(len(runs)))
                 runs.append(run)
-                wrong += [f"{folder}: {text}" for text in run.manifest.get("damage", [])]
+                wrong += [f"{run.shown}: {text}" for text in run.manifest.get("damage", [])]
         yield runs, wrong
 
 
@@ -51,14 +54,14 @@ def _open(folder: Path, scratch: Path) -> Run:
     if bad is not None:
         damage.append(f"{bad}; shown are the {len(good):,} part{'' if len(good) == 1 else 's'} before it")
     if not damage:
-        return Run(folder, manifest)
+        return Run(folder, manifest, origin_of(folder))
     if not good:
         raise BenchctlError(
             f"nothing of this run can be shown: {'; '.join(damage)}", where=str(folder), fix="replay again"
         )
     manifest |= {"damage": damage}
     if bad is None:
-        return Run(folder, manifest)
+        return Run(folder, manifest, origin_of(folder))
     copy = scratch / folder.name
     copy.mkdir(parents=True)
     for part in good:
@@ -66,7 +69,7 @@ def _open(folder: Path, scratch: Path) -> Run:
             file = folder / f"{table}-{part}.parquet"
             if file.exists():
                 shutil.copyfile(file, copy / file.name)
-    return Run(copy, manifest)
+    return Run(copy, manifest, origin_of(folder))
 
 
 def _manifest(folder: Path) -> tuple[dict[str, Any], list[str]]:

@@ -153,7 +153,7 @@ def _identity(run: Run) -> dict[str, Any]:
     trace = run.manifest.get("trace")
     keys = ("scheduler", "policy", "engine", "model", "clock", "arrivals", "records", "digest")
     name = trace.get("name") or trace.get("path") if isinstance(trace, dict) else trace
-    out: dict[str, Any] = {"name": run.name, "path": str(run.path), "status": run.status, "trace": name}
+    out: dict[str, Any] = {"name": run.name, "path": run.shown, "status": run.status, "trace": name}
     out |= {key: run.manifest.get(key) for key in keys}
     return out | {
         "block_size": run.block_size,

@@ -176,7 +176,7 @@ def sparklines(runs: Sequence[Run]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", overflow="fold")
-    names = column_names([{"name": run.name, "path": str(run.path)} for run in runs])
+    names = column_names([{"name": run.name, "path": run.shown} for run in runs])
     for run, name in zip(runs, names, strict=True):
         rounds = run.read("rounds").sort("round")
         if not rounds.height:

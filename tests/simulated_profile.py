@@ -13,7 +13,17 @@ from benchctl.calibrate_rounds import measured_rounds, shape_of
 from engines.model.config import PRESETS
 from engines.simulated.cost import launch_time
 from engines.simulated.features import graph_sizes
-from engines.simulated.profile import FamilyCost, Fit, HostCost, ModelShape, Profile, Range, Source
+from engines.simulated.profile import (
+    Curve,
+    DecodeCost,
+    Fit,
+    HostCost,
+    ModelShape,
+    PrefillCost,
+    Profile,
+    Range,
+    Source,
+)
 from reports.run import open_run
 
 MODEL: ModelShape = shape_of("tiny", PRESETS["tiny"], 4)
@@ -25,11 +35,26 @@ def make_fit(block_size: int = 16) -> Fit:
         block_size=block_size,
         bytes_per_s=1e12,
         flops_per_s=1e14,
-        bytes_identified=True,
-        flops_identified=True,
-        decode=FamilyCost(intercept_s=1e-3, per_doubling_s=1e-4),
-        prefill=FamilyCost(
-            intercept_s=2e-3, per_seq_s=0.0, per_token_s=1e-6, per_chunk_key_s=2e-6, per_single_key_s=5e-7
+        ceilings="round numbers",
+        tile_tokens=16,
+        decode=DecodeCost(
+            rest=Curve(at=(1, 4, 512), value=(1e-3, 1.3e-3, 11.46e-3)),
+            per_key=Curve(at=(1,), value=(1e-8,)),
+            per_longest_key=Curve(at=(1,), value=(1e-7,)),
+            unhidden=0.5,
+        ),
+        prefill=PrefillCost(
+            rest=Curve(at=(0, 1000), value=(2e-3, 3e-3)),
+            per_seq_s=0.0,
+            per_tile_s=1e-6,
+            per_own_key_s=1e-8,
+            per_older_key_s=2e-8,
+            per_block_key_s=3e-8,
+            per_chunk_key_s=2e-6,
+            per_key_s=1e-8,
+            per_longest_key_s=5e-7,
+            unhidden_chunk=0.0,
+            unhidden_single=0.0,
         ),
         host=HOST,
         buckets=(),

@@ -6,6 +6,7 @@ import pytest
 
 from engines.interface import NewRequest, SchedulerConfig
 from engines.schedulers.registry import SCHEDULERS
+from engines.torch_engine import fused_forward, tuning
 from engines.torch_engine.round_inputs import TableRows
 from engines.torch_engine.triton_engine import TritonEngine
 from tests.engine_harness import PoisonedCache, Sequence, assert_same_logits, load_oracle, make_oracle, random_ids
@@ -55,3 +56,19 @@ def test_a_policy_drives_it_to_the_end_with_few_table_rows() -> None:
         assert result.mode == "eager" and result.flops > 0 and result.bytes > 0
         scheduler.update(round, result.token_ids)
     assert seen == 18
+
+
+def test_products_that_add_and_products_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounds of thousands of tokens do, with few: products add to the residual stream, others run with rows to spare."""
+    monkeypatch.setattr(fused_forward, "MANY_ROWS", 17)
+    monkeypatch.setattr(tuning, "product_rows", lambda rows, n, k: rows + 5)
+    oracle = make_oracle("qwen3")
+    cache = PoisonedCache(TritonEngine(load_oracle("qwen3", "cpu"), num_blocks=16, block_size=16, **LIMITS))
+    first, second = Sequence(0, random_ids(1, 60)), Sequence(1, random_ids(2, 40))
+    want = {0: oracle.logits(first.ids), 1: oracle.logits(second.ids)}
+    got = cache.step([(first, 35), (second, 20)])
+    assert_same_logits(got[0], want[0][34])
+    assert_same_logits(got[1], want[1][19])
+    got = cache.step([(first, 1), (second, 18)])
+    assert_same_logits(got[0], want[0][35])
+    assert_same_logits(got[1], want[1][37])

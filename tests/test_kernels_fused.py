@@ -76,6 +76,9 @@ def test_add_norm_sums_partial_products(parts, dtype):
     close(residual[:5], expected_residual[:5], dtype)
     close(out[:5], rms_norm(expected_residual[:5], weight, 1e-5), dtype)
     assert (out[5] == 9).all() and torch.equal(residual[5], before[5])
+    again = torch.empty_like(out)
+    add_norm(None, residual, weight, again, i32([5]), 1e-5)
+    assert torch.equal(again[:5], out[:5]), "the residual has it already"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,6 +117,7 @@ def test_rope_and_store(heads, kv_heads, head_dim, norm, parts, dtype):
         tables,
         i32([4]),
         1e-6,
+        own := qkv[0].to(dtype).clone(),
     )
 
     summed = qkv.float().sum(0)
@@ -133,10 +137,14 @@ def test_rope_and_store(heads, kv_heads, head_dim, norm, parts, dtype):
         close(k_cache[block, p % block_size], k[t], dtype)
         close(v_cache[block, p % block_size], v[t], dtype)
         written += kv_heads * head_dim
+        mine = own[t].view(-1, head_dim)
+        assert torch.equal(mine[heads : heads + kv_heads], k_cache[block, p % block_size])
+        assert torch.equal(mine[heads + kv_heads :], v_cache[block, p % block_size])
     assert int((k_cache != 7).sum()) <= written and int((v_cache != 7).sum()) <= written, (
         "a slot that is nobody's was written"
     )
-    assert (q_out[4] == 7).all()
+    assert (q_out[4] == 7).all() and torch.equal(own[4], qkv[0, 4].to(dtype))
+    assert torch.equal(own[:, : heads * head_dim], qkv[0, :, : heads * head_dim].to(dtype)), "queries are left alone"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

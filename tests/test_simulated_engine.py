@@ -9,10 +9,10 @@ import pytest
 
 from benchctl.simulated_clock import OverlappedClock
 from engines.interface import EngineLimits, ScheduledBatch
-from engines.simulated.cost import work
+from engines.simulated.cost import device_time, on_curve
 from engines.simulated.engine import LaunchCost, SimulatedEngine
-from engines.simulated.features import features_of, graph_sizes, padded
-from engines.simulated.profile import Bucket, Graphs
+from engines.simulated.features import Features, features_of, graph_sizes, padded, tile_tokens
+from engines.simulated.profile import Bucket, Curve, Graphs
 from tests.simulated_profile import MODEL, make_fit, make_profile
 
 
@@ -35,7 +35,8 @@ def test_features_of_decodes() -> None:
     assert (f.has_prefill, f.num_seqs, f.num_tokens, f.prefill_tokens) == (False, 3, 3, 0)
     assert f.context_tokens == f.context_pairs == 10 + 20 + 30
     assert (f.padded_tokens, f.padded_seqs) == (4, 4)
-    assert (f.chunk_keys, f.single_keys, f.known_tokens) == (0, 0, 0)
+    assert (f.chunk_tiles, f.own_keys, f.older_keys, f.block_keys, f.chunk_keys, f.known_tokens) == (0, 0, 0, 0, 0, 0)
+    assert (f.single_context, f.single_keys) == (60, 30)
 
 
 def test_features_of_a_mixed_round() -> None:
@@ -43,9 +44,25 @@ def test_features_of_a_mixed_round() -> None:
     assert (f.has_prefill, f.num_seqs, f.num_tokens, f.prefill_tokens, f.num_yields) == (True, 2, 5, 4, 2)
     assert f.context_tokens == 100 + 20
     assert f.context_pairs == 100 + (17 + 18 + 19 + 20)
-    assert (f.chunk_keys, f.single_keys) == (20, 100)
+    assert (f.chunk_tiles, f.own_keys, f.older_keys, f.block_keys, f.chunk_keys) == (1, 4, 16, 0, 20)
+    assert (f.single_context, f.single_keys) == (100, 100)
     assert f.known_tokens == 20  # the admitted request's, its 16 cached ones included
-    assert (f.padded_tokens, f.padded_seqs) == (64, 2)
+    assert (f.padded_tokens, f.padded_seqs) == (64, 64)  # the graph computes the head for all that it has room for
+
+
+def test_tiles_walk_to_their_own_last_token() -> None:
+    f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
+    # Tiles of 16, 16 and 8 tokens behind 100, and one of 16.
+    assert f.chunk_tiles == 4
+    # 4,000 pairs with older keys, 820 + 136 with own ones, and no graph: all are read through the block tables.
+    assert (f.own_keys, f.older_keys, f.block_keys) == (0, 0, (116 + 132 + 140) + 16)
+    f = features_of(batch((10, 40, False, 10), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
+    assert (f.own_keys, f.older_keys, f.block_keys) == ((16 + 32 + 40) + 16, 3 * 10, 0)
+    f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), graph_sizes(512, 16384), 16)
+    assert (f.own_keys, f.older_keys, f.block_keys) == ((16 + 32 + 40) + 16, 3 * 100, 0)
+    f = features_of(batch((100, 40, False, 100), (0, 16, False, 0), (7, 1, True, -1)), Graphs(), 16)
+    assert (f.chunk_keys, f.single_context, f.single_keys) == (140, 8, 8)
+    assert (f.padded_tokens, f.padded_seqs) == (57, 3)
 
 
 def test_a_round_is_its_roofline_and_the_fitted_rest() -> None:
@@ -59,7 +76,10 @@ def test_a_round_is_its_roofline_and_the_fitted_rest() -> None:
     assert result.flops == 2 * matrices * 4 + 2 * 2048 * 128 * 4 + 4 * 2 * 4 * 32 * 60
     cost = engine.pop_cost()
     assert cost is not None
-    assert cost.device_s == pytest.approx(num_bytes / 1e12 + 1e-3 + 2e-4)  # log2(4) = 2 doublings
+    head = 2048 * 128
+    products = max(4 * matrices / 1e12, 2 * matrices * 4 / 1e14) + max(4 * head / 1e12, 2 * head * 4 / 1e14)
+    # 60 keys of 10 ns hide behind 30 of 100 ns, but for one half.
+    assert cost.device_s == pytest.approx(products + 1.3e-3 + 30 * 1e-7 + 60 * 1e-8 / 2)
     assert result.duration_s == pytest.approx(cost.device_s + 1e-4 + 5e-5 + 2e-4)
     assert result.device_s is None and result.mode == "simulated" and result.token_ids is None
     assert engine.pop_cost() is None
@@ -67,9 +87,8 @@ def test_a_round_is_its_roofline_and_the_fitted_rest() -> None:
     engine.launch(MIXED)
     cost = engine.pop_cost()
     assert cost is not None
-    flops, mixed_bytes = work(MODEL, features_of(MIXED, engine.profile.graphs), "prefill")
-    rest = 2e-3 + 64 * 1e-6 + 20 * 2e-6 + 100 * 5e-7
-    assert cost.device_s == pytest.approx(max(flops / 1e14, mixed_bytes / 1e12) + rest)
+    products = max(4 * matrices / 1e12, 2 * matrices * 64 / 1e14) + max(4 * head / 1e12, 2 * head * 64 / 1e14)
+    assert cost.device_s == pytest.approx(products + 2e-3 + 64e-6 + 20 * 2e-6 + 100 * 5e-7)
     assert cost.launch_s == pytest.approx(1e-4 + 4 * 1e-6)
 
 
@@ -120,10 +139,58 @@ def test_graph_sizes_are_those_that_the_triton_engine_captures(seats: int, budge
     assert found.prefill_max_seqs == max(shape.num_seqs for shape in chunks) or budget < 256
 
 
+@pytest.mark.parametrize("block_size", [16, 64, 256])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "size"), [(16, 8, 128, 2), (32, 8, 128, 2), (8, 8, 80, 2), (4, 2, 32, 4)]
+)
+def test_tiles_are_those_of_the_kernel(heads: int, kv_heads: int, head_dim: int, size: int, block_size: int) -> None:
+    tuning = pytest.importorskip("engines.torch_engine.tuning")
+    import torch
+
+    dtype = torch.float32 if size == 4 else torch.bfloat16
+    config = tuning.own_chunk_attention(heads, kv_heads, head_dim, dtype, torch.device("cpu"))
+    config = config or tuning.chunk_attention(heads, kv_heads, head_dim, block_size, dtype)
+    assert tile_tokens(heads, kv_heads, head_dim, size, block_size) == config.block_m // (heads // kv_heads)
+
+
+def test_one_formula_for_one_round_and_for_many() -> None:
+    profile = make_profile(16)
+    rng = np.random.default_rng(0)
+    for family in ("decode", "prefill"):
+        batches = []
+        for _ in range(40):
+            n = int(rng.integers(1, 600))
+            start = rng.integers(0, 5000, n)
+            num = np.ones(n, dtype=np.int64)
+            if family == "prefill":
+                num[: int(rng.integers(1, 9))] = rng.integers(1, 3000)
+            batches.append(batch(*zip(start, num, num == 1, np.full(n, -1), strict=True)))
+            if family == "prefill":
+                batches[-1].is_decode[0] = False
+        single = [features_of(b, profile.graphs, 16) for b in batches]
+        many = Features(*(np.array([getattr(f, name) for f in single]) for name in Features.__slots__))
+        one_by_one = [device_time(MODEL, profile.fits[0], f, family) for f in single]
+        assert device_time(MODEL, profile.fits[0], many, family) == pytest.approx(one_by_one, rel=1e-12)
+
+
+def test_curves_end_level_or_go_on() -> None:
+    curve = Curve(at=(2, 4), value=(10, 30))
+    for x, level, on in ((1, 10, 10), (2, 10, 10), (3, 20, 20), (4, 30, 30), (6, 30, 50)):
+        assert on_curve(curve, x) == on_curve(curve, np.array([x]))[0] == level
+        assert on_curve(curve, x, grows=True) == on_curve(curve, np.array([x]), grows=True)[0] == on
+    # Never down below what was measured.
+    assert on_curve(Curve(at=(2, 4), value=(30, 10)), 100, grows=True) == 10
+
+
 def test_padding_goes_to_the_next_size_and_stops_where_there_is_none() -> None:
     graphs = graph_sizes(512, 16384)
     assert [padded(graphs, False, n, n) for n in (1, 3, 9, 128, 129, 512)] == [1, 4, 16, 128, 160, 512]
     assert [padded(graphs, True, n, 1) for n in (5, 65, 2048, 2049)] == [64, 128, 2048, 2049]
+    assert (
+        padded(graphs, True, 500, 100, tiles=100, tokens_per_tile=128) == 500
+    )  # 100 short chunks: no graph has room for them
+    assert padded(graphs, True, 500, 30, tiles=20, tokens_per_tile=64) == 512
+    assert padded(graphs, True, 500, 30, tiles=26, tokens_per_tile=64) == 768
     assert padded(graphs, True, 300, 257) == 300  # more sequences than a graph with prefill holds
     assert padded(Graphs(), False, 3, 3) == 3
 

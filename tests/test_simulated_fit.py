@@ -10,7 +10,7 @@ import pytest
 
 from benchctl.calibrate_fit import nonnegative, robust
 from benchctl.profiles import load_profile, save_profile
-from engines.simulated.profile import dump_profile, parse_profile
+from engines.simulated.profile import Curve, dump_profile, parse_profile
 from tests.command_line import call, rows, write_trace
 from tests.simulated_profile import make_profile, pass_for_measured
 from traces.errors import BenchctlError
@@ -29,7 +29,7 @@ def test_a_tenth_of_wild_rounds_moves_nothing() -> None:
     clean = a @ np.array([2.0, 0.5])
     wild = clean.copy()
     wild[::10] *= 30
-    _, x = robust(a, wild, clean, np.full(400, 1 / 400))
+    _, x = robust(a, wild, clean, np.full(400, 1 / 400), huber=0.05)
     assert x == pytest.approx([2.0, 0.5], rel=0.02)
 
 
@@ -44,9 +44,10 @@ def test_a_profile_survives_its_file() -> None:
         (b"{", "no profile"),
         (b"[]", "no profile"),
         (b'{"benchctl_profile": 99}', "is 99"),
-        (b'{"benchctl_profile": 1}', "missing required field"),
+        (b'{"benchctl_profile": 2}', "missing required field"),
         (dump_profile(make_profile()).replace(b'"bytes_per_s": 1', b'"bytes_per_s": -1'), "bytes_per_s is -1"),
-        (dump_profile(make_profile()).replace(b'"intercept_s": 0.001', b'"intercept_s": -1'), "intercept_s is -1"),
+        (dump_profile(make_profile()).replace(b'"per_longest_key_s": 5', b'"per_longest_key_s": -5'), "per_longest_key_s is -5"),
+        (dump_profile(make_profile()).replace(b"      512", b"      2"), "rest is no curve"),
     ],
 )
 def test_a_broken_profile_is_refused_in_words(raw: bytes, says: str) -> None:
@@ -87,7 +88,7 @@ def test_calibrate_recovers_what_made_the_run(capfd: pytest.CaptureFixture[str],
     assert fit.host.launch_intercept_s == pytest.approx(1e-4, rel=0.05)
     assert fit.host.launch_per_token_s == pytest.approx(1e-6, rel=0.05)
     assert fit.prefill.per_chunk_key_s == pytest.approx(2e-6, rel=0.1)
-    assert fit.prefill.per_single_key_s == pytest.approx(5e-7, rel=0.3)
+    assert fit.prefill.per_longest_key_s == pytest.approx(5e-7, rel=0.3)
 
 
 def test_validate_by_the_true_profile_finds_no_error(capfd: pytest.CaptureFixture[str], world: Path) -> None:
@@ -107,7 +108,7 @@ def test_validate_sees_a_profile_that_is_wrong(capfd: pytest.CaptureFixture[str]
 
     profile = make_profile(16)
     fit = profile.fits[0]
-    slow = replace(fit, decode=replace(fit.decode, intercept_s=2e-3))
+    slow = replace(fit, decode=replace(fit.decode, rest=Curve(at=(1,), value=(3e-3,))))
     save_profile(replace(profile, fits=(slow,)), world / "slow.json")
     answer = call(capfd, "validate", world / "slow.json", world / "out" / "vllm", "--json", "--no-end-to-end")
     (result,) = json.loads(answer.out)

@@ -94,10 +94,10 @@ def open_bytes(path: Path) -> tuple[IO[bytes], bool]:
     return raw, False
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, int, bytes, bool]]:
+def read_lines(path: Path, *, copy: IO[bytes] | None = None) -> Iterator[tuple[int, int, bytes, bool]]:
     """(line from 1, its byte offset in the unpacked file, its bytes without blanks around, whether a line end followed).
 
-    Blank lines are numbered and left out. Holds one line at a time. Raises BenchctlError.
+    Blank lines are numbered and left out. `copy` gets every byte, unpacked. Holds one line at a time. Raises BenchctlError.
     """
     source, _ = open_bytes(path)
     number = offset = 0
@@ -106,6 +106,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, int, bytes, bool]]:
             line = source.readline()
             if not line:
                 return
+            if copy is not None:
+                copy.write(line)
             number += 1
             start, offset = offset, offset + len(line)
             if number == 1:

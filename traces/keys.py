@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from traces.errors import BenchctlError
 from traces.load import Trace
 from traces.request import Request
 from traces.tokens import OUTPUT, WIDE_RANGE
@@ -58,7 +59,10 @@ class BlockKeys:
         digits, most = 1, self._vocab_size
         while most < 2**63:
             digits, most = digits + 1, most * self._vocab_size
-        self._spelled = trace.gives_ids or block_size < 2 * max(digits, 2)
+        self._streamed = not trace.complete
+        small = block_size < 2 * max(digits, 2)
+        # Of a trace that is read on the way the head stands for all of it: who is carried from later is not known.
+        self._spelled = trace.gives_ids or small or (trace.any_carry and not trace.complete)
         hash_block = trace.header.block_size
         self._spell_hash_ids = trace.any_carry or hash_block % block_size != 0
         self._by_session = trace.header.hash_scope == "session"
@@ -66,7 +70,15 @@ class BlockKeys:
 
     def of(self, request: Request, num_prompt_tokens: int) -> Keys | None:
         """None: its ids have to be spelled out. `num_prompt_tokens`: of its prompt's leading part that is used."""
-        if self._spelled or request.segments or request.carry is not None or request.index >= 2**36:
+        if self._spelled or request.segments or request.index >= 2**36:
+            return None
+        if request.carry is not None:
+            if self._streamed:
+                raise BenchctlError(
+                    f'request "{request.id}" carries tokens, as no row of the trace\'s head does',
+                    where=f"{self._trace.path}, line {request.line}",
+                    fix="--validate-first, so that all rows are known before any is replayed",
+                )
             return None
         if self._trace.is_carry_parent(request.id):
             return None  # its children spell it out

@@ -1,8 +1,8 @@
 """Open a trace: one pass that checks everything, then as many lazy readings as are wanted.
 
 `open_trace` raises a BenchctlError that names file, line, key and cure before anything runs. After it a Trace holds a
-few numbers for each row (its time and its place, 32 bytes at most), never the rows. Knows no engine and no clock.
-The format: docs/traces.md.
+few numbers for each row (its time and its place, 41 bytes), never the rows. A large file may be checked while it is replayed
+instead: traces/streamed.py. Knows no engine and no clock. The format: docs/traces.md.
 """
 
 from __future__ import annotations
@@ -67,36 +67,84 @@ class Trace:
         self.path = path
         self.header = scan.header
         self.name = scan.header.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
-        self.sha256 = scan.sha256
-        self.num_requests = scan.num_rows
-        self.num_bad = len(scan.bad_lines)
-        self.num_sessions = scan.num_sessions
-        self.span_s = scan.span_s
-        self.all_have_arrival_s = scan.num_timed == scan.num_rows
-        self.any_arrival_round = scan.any_arrival_round
-        self.has_text = scan.has_text
-        self.gives_ids = scan.gives_ids  # some row states token ids, or text
-        self.notes = notes + scan.notes
+        self._scan = scan
+        self._notes = notes
         self._stamp = stamp
-        self._bytes = scan.num_bytes
-        self._bad_lines = frozenset(scan.bad_lines)
-        self._has_unknown_keys = bool(scan.decoder.unknown)
-        self._times = np.frombuffer(scan.times, dtype=np.float64)  # [num_requests], file order
-        self._rounds = np.frombuffer(scan.rounds, dtype=np.int64) if scan.any_arrival_round else None  # 0: none
-        self._descent = scan.descent
-        self._implied_parents = scan.implied_parents
-        self._line_numbers = np.frombuffer(scan.lines, dtype=np.int64)  # [num_requests] line in the file, from 1
-        self._offsets = np.frombuffer(scan.offsets, dtype=np.int64)  # [num_requests] byte in the unpacked file
-        self._carry_parents = scan.carry_parents()
-        self.any_carry = bool(self._carry_parents)
+        self._bad_lines: frozenset[int] | None = None
+        self._carry_parents: dict[str, int] | None = None
         self._handle: IO[bytes] | None = None
-        if self._descent and not self.any_arrival_round and not any_order:
+        if scan.done and scan.descent and not self.any_arrival_round and not any_order:
             self._time_order()  # refuse or say so now, before anything runs
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole file was read. Before, numbers are those of the rows so far, and there is no `sha256`."""
+        return self._scan.done
+
+    @property
+    def sha256(self) -> str:
+        return self._scan.sha256
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of; complete only when the trace is."""
+        return self._notes + self._scan.notes
+
+    @property
+    def num_requests(self) -> int:
+        return self._scan.num_rows
+
+    @property
+    def num_bad(self) -> int:
+        return len(self._scan.bad_lines)
+
+    @property
+    def num_sessions(self) -> int:
+        return self._scan.num_sessions
+
+    @property
+    def span_s(self) -> float:
+        return self._scan.span_s
+
+    @property
+    def all_have_arrival_s(self) -> bool:
+        return self._scan.num_timed == self._scan.num_rows
+
+    @property
+    def any_arrival_round(self) -> bool:
+        return self._scan.any_arrival_round
+
+    @property
+    def has_text(self) -> bool:
+        return self._scan.has_text
+
+    @property
+    def sharing(self) -> Literal["none", "hash_ids", "other"]:
+        """What prompts may share tokens by: nothing (each is unique), hash ids alone, or other means too."""
+        return "other" if self._scan.any_other_shared else "hash_ids" if self._scan.any_hash_ids else "none"
+
+    @property
+    def gives_ids(self) -> bool:
+        """Whether some row states token ids or text."""
+        return self._scan.gives_ids
+
+    @property
+    def any_carry(self) -> bool:
+        return self._scan.any_carry
+
+    def is_carry_parent(self, id: str) -> bool:
+        """Whether another row (so far) carries from this one."""
+        return self._scan.is_carry_parent(id)
+
+    @property
+    def sum_prompts(self) -> int:
+        """Prompt tokens of all rows whose prompts are no text."""
+        return self._scan.sum_prompts
 
     @property
     def in_time_order(self) -> bool:
         """Whether the file's own order is that of `arrival_s`."""
-        return self._descent is None
+        return self._scan.descent is None
 
     def requests(
         self, order: Literal["time", "round", "file"] = "time", round_seconds: float = 1.0
@@ -120,31 +168,31 @@ class Trace:
         """The request of this data row, read again from its place in the file. Raises BenchctlError."""
         if self._handle is None:
             self._handle = self._open_for_seeking()
-        self._handle.seek(int(self._offsets[index]))
+        self._handle.seek(self._scan.offsets[index])
         text = self._handle.readline().strip()
-        return self._request(self._decoder().decode(text), index, int(self._line_numbers[index]))
+        return self._request(self._decoder().decode(text), index, self._scan.lines[index])
 
     def by_id(self, id: str) -> Request:
         """The request of this id, read again. Only the ids that a `carry` names are held; KeyError for others."""
+        if self._carry_parents is None:
+            self._carry_parents = self._scan.carry_parents()
         return self.by_row(self._carry_parents[id])
 
-    def is_carry_parent(self, id: str) -> bool:
-        """Whether another row carries from this one."""
-        return id in self._carry_parents
-
     def _decoder(self) -> rows.RowDecoder:
-        return rows.RowDecoder(lenient=self._has_unknown_keys)
+        return rows.RowDecoder(lenient=bool(self._scan.decoder.unknown))
 
     def _request(self, row: rows.Row, index: int, line: int) -> Request:
         rows.normalize(row)
         parents = row.parents or ()
-        if not parents and index in self._implied_parents:
-            parents = (self._implied_parents[index],)
+        if not parents and index in self._scan.implied_parents:
+            parents = (self._scan.implied_parents[index],)
         return rows.to_request(row, index=index, line=line, parents=parents)
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
         """(index, line, bytes) of the good rows, in file order."""
         self._check_unchanged()
+        if self._bad_lines is None:
+            self._bad_lines = frozenset(self._scan.bad_lines)
         index = 0
         first = True
         for line, _, text, _ in read_lines(self.path):
@@ -169,22 +217,23 @@ class Trace:
             yield self._request(decoder.decode(text), index, line)
 
     def _time_order(self) -> npt.NDArray[np.int64] | None:
-        if self._descent is None:
+        if self._scan.descent is None:
             return None
-        line, before, after = self._descent
+        line, before, after = self._scan.descent
         self._refuse_large_sort(f"line {line}: arrival_s goes back from {before:g} to {after:g}", line)
         note = f"not in time order (line {line}: arrival_s goes back from {before:g} to {after:g}): sorted on load"
-        if note not in self.notes:
-            self.notes.append(note)
-        return np.argsort(self._times, kind="stable")
+        if note not in self._notes:
+            self._notes.append(note)
+        return np.argsort(np.frombuffer(self._scan.times, dtype=np.float64), kind="stable")
 
     def _round_order(self, round_seconds: float) -> npt.NDArray[np.int64] | None:
         if not round_seconds >= 1e-9:
             raise BenchctlError(f"a round of {round_seconds} s", fix="--round-seconds must be at least 1e-9")
-        by_time = [1 + _whole_rounds(t, round_seconds) for t in self._times.tolist()]
+        by_time = [1 + _whole_rounds(t, round_seconds) for t in self._scan.times]
         rounds = np.array([min(r, 2**62) for r in by_time], dtype=np.int64)
-        if self._rounds is not None:
-            rounds = np.where(self._rounds > 0, self._rounds, rounds)
+        if self.any_arrival_round:
+            given = np.frombuffer(self._scan.rounds, dtype=np.int64)  # 0: none
+            rounds = np.where(given > 0, given, rounds)
         falls = np.flatnonzero(np.diff(rounds) < 0)
         if not len(falls):
             return None
@@ -195,10 +244,11 @@ class Trace:
         return np.argsort(rounds, kind="stable")
 
     def _refuse_large_sort(self, what: str, line: int) -> None:
-        if self._bytes > MAX_SORT_BYTES:
+        num_bytes = self._scan.num_bytes
+        if num_bytes > MAX_SORT_BYTES:
             raise BenchctlError(
                 f"{what}: not in order, and too large to sort in memory "
-                f"({self._bytes / 2**20:.0f} MB, limit {MAX_SORT_BYTES >> 20} MB)",
+                f"({num_bytes / 2**20:.0f} MB, limit {MAX_SORT_BYTES >> 20} MB)",
                 where=f"{self.path}, line {line}" if line else str(self.path),
                 fix=f"benchctl trace sort {self.path}",
             )

@@ -1,14 +1,16 @@
 """The checking pass over a trace file: every fault, the sums of the whole, and the few numbers kept for each row.
 
-Streams: holds one line, and for each row its id, its time and its length until the pass is over.
+Streams: holds one line, and of each row its place, its time and its length (41 bytes), and its id where it has one of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from traces.errors import BenchctlError, printable
 from traces.files import read_lines
@@ -32,17 +34,25 @@ DAY_S = 86400.0
 
 
 class Scan:
-    """One pass, once: `read`, then look. Mutable, owned by `open_trace`."""
+    """One pass, once: `read`, then look; or `rows`, and look on the way. Mutable, owned by one Trace."""
 
     def __init__(
-        self, path: Path, *, skip_bad: bool, strict: bool, on_fault: Callable[[int, RowFault], None] | None = None
+        self,
+        path: Path,
+        *,
+        skip_bad: bool,
+        strict: bool,
+        on_fault: Callable[[int, RowFault], None] | None = None,
+        copy: IO[bytes] | None = None,
     ) -> None:
-        """`on_fault`: told of every row that is left out, with its line."""
+        """`on_fault`: told of every row that is left out, with its line. `copy`: gets the bytes of the file, unpacked."""
         self.path = path
         self.skip_bad = skip_bad
         self.strict = strict
         self.header = Header()
         self.decoder = RowDecoder(strict=strict)
+        self.done = False  # the whole file was read: what concerns all of it is known
+        self.patient = True  # rows whose hash_ids do not fit are a fault of the whole file, said at its end
         self.sha256 = ""
         self.num_rows = 0
         self.num_bytes = 0  # unpacked, of the rows
@@ -51,7 +61,10 @@ class Scan:
         self.span_s = 0.0
         self.any_arrival_round = False
         self.has_text = False
-        self.gives_ids = False
+        self.any_hash_ids = False
+        self.gives_ids = False  # token ids, or text, of a prompt or an output
+        self.any_other_shared = False  # prompts that may share tokens by other means than hash ids
+        self.sum_prompts = 0  # tokens, of the prompts whose length is known
         self.notes: list[str] = []
         self.times = array("d")  # arrival_s, or the one above it
         self.rounds = array("q")  # arrival_round, 0 where there is none
@@ -61,8 +74,10 @@ class Scan:
         self.lines = array("q")  # from 1, in the file
         self.offsets = array("q")  # in bytes, of the unpacked file
         self._on_fault = on_fault
+        self._copy = copy
         self._bad_examples: list[str] = []
-        self._ids: dict[str, int] = {}  # id -> row
+        self._ids: dict[str, int] = {}  # id -> row, of those that give one
+        self._unnamed = bytearray()  # 1: the row gives no id, so it is "r" and its line
         self._lengths = array("q")  # prompt + output tokens, -1 where only a tokenizer knows
         self._last_of_session: dict[str, str] = {}
         self._carry_parents: set[str] = set()
@@ -74,9 +89,14 @@ class Scan:
 
     def read(self) -> None:
         """Raises BenchctlError at the first fault, or with `skip_bad` when nothing good is left."""
+        for _ in self.rows():
+            pass
+
+    def rows(self) -> Iterator[Row]:
+        """The good rows in file order, each when all that stands above it was checked. Raises as `read` does."""
         digest = hashlib.sha256()
         first = True
-        for line, offset, text, complete in read_lines(self.path):
+        for line, offset, text, complete in read_lines(self.path, copy=self._copy):
             if first:
                 first = False
                 if is_header(text):
@@ -96,12 +116,39 @@ class Scan:
             digest.update(canonical_line(row))
             digest.update(b"\n")
             self._keep(row, line, offset, len(text))
+            yield row
         self._finish()
         self.sha256 = digest.hexdigest()
+        self.done = True
+
+    def row_of(self, id: str) -> int | None:
+        """The row of this id, of those read so far."""
+        row = self._ids.get(id)
+        if row is None and id[:1] == "r" and id[1:].isascii() and id[1:].isdigit() and id[1] != "0" and len(id) < 20:
+            line = int(id[1:])
+            at = bisect_left(self.lines, line)
+            if at < self.num_rows and self.lines[at] == line and self._unnamed[at]:
+                return at
+        return row
+
+    def is_carry_parent(self, id: str) -> bool:
+        """Whether a row so far carries from this one."""
+        return id in self._carry_parents
+
+    @property
+    def any_carry(self) -> bool:
+        return bool(self._carry_parents)
 
     def carry_parents(self) -> dict[str, int]:
         """id -> row of every row that a carry names."""
-        return {id: self._ids[id] for id in self._carry_parents}
+        found = ((id, self.row_of(id)) for id in self._carry_parents)
+        return {id: row for id, row in found if row is not None}
+
+    def raise_block_faults(self) -> None:
+        """Raises BenchctlError where hash_ids of rows so far do not fit the block size."""
+        faults = self._block_faults
+        if faults.lines and (not self.skip_bad or faults.another_size_fits()):
+            raise faults.error(self.path, self.header.block_size)
 
     def _read_header(self, text: bytes, line: int) -> None:
         try:
@@ -119,18 +166,21 @@ class Scan:
             self.notes.append(f"unknown header keys are kept: {keys}")
 
     def _check_against_others(self, row: Row, line: int) -> None:
-        id = row.id or f"r{line}"
-        if id in self._ids:
-            at = self.lines[self._ids[id]]
-            raise RowFault(f'id "{id}" is taken by line {at}', key="id", fix="give each row an id of its own")
+        if row.id is not None or self._ids:
+            id = row.id or f"r{line}"
+            taken = self.row_of(id)
+            if taken is not None:
+                at = self.lines[taken]
+                raise RowFault(f'id "{id}" is taken by line {at}', key="id", fix="give each row an id of its own")
         for parent in row.parents or ():
-            if parent not in self._ids:
+            if self.row_of(parent) is None:
                 raise _not_above("parents", parent)
         if row.carry is not None:
             parent = row.carry.from_id
-            if parent not in self._ids:
+            parent_row = self.row_of(parent)
+            if parent_row is None:
                 raise _not_above("carry", parent)
-            available = self._lengths[self._ids[parent]]
+            available = self._lengths[parent_row]
             if 0 <= available < row.carry.tokens:
                 raise RowFault(
                     f'carry of {row.carry.tokens} tokens from "{parent}", whose prompt and output have {available}',
@@ -140,27 +190,31 @@ class Scan:
 
     def _keep(self, row: Row, line: int, offset: int, num_bytes: int) -> None:
         index = self.num_rows
-        id = row.id or f"r{line}"
         self.num_rows += 1
         self.num_bytes += num_bytes + 1
-        self._ids[id] = index
+        if row.id is not None:
+            self._ids[row.id] = index
+        self._unnamed.append(row.id is None)
         self.lines.append(line)
         self.offsets.append(offset)
         prompt = prompt_tokens(row)
         self._lengths.append(-1 if prompt is None else prompt + resolved_output_length(row))
         self.has_text |= prompt is None
+        self.sum_prompts += prompt or 0
         self.gives_ids |= row.input_length is None or row.output_token_ids is not None
+        self.any_other_shared |= row.input_length is None or row.segments is not None or row.carry is not None
         self._num_max_tokens_only += row.output_length is None and row.output_token_ids is None
         if row.hash_ids is not None:
             assert row.input_length is not None, row
             self._block_faults.add_right(len(row.hash_ids), row.input_length)
+            self.any_hash_ids = True
         if row.carry is not None:
             self._carry_parents.add(row.carry.from_id)
         if row.session is not None:
             before = self._last_of_session.get(row.session)
             if before is not None and row.think_s is not None and row.parents is None:
                 self.implied_parents[index] = before
-            self._last_of_session[row.session] = id
+            self._last_of_session[row.session] = row.id or f"r{line}"
         self.rounds.append(row.arrival_round or 0)
         self.any_arrival_round |= row.arrival_round is not None
         last = self.times[-1] if self.times else 0.0
@@ -182,6 +236,8 @@ class Scan:
             self._block_faults.add(fault, line)
             if self.skip_bad:
                 self._leave_out(fault, line)
+            elif not self.patient:
+                raise self._error(fault, line) from None
             return
         if self.skip_bad:
             self._leave_out(fault, line)
@@ -198,9 +254,7 @@ class Scan:
             self._bad_examples.append(f"line {line}: {fault.what}")
 
     def _finish(self) -> None:
-        faults = self._block_faults
-        if faults.lines and (not self.skip_bad or faults.another_size_fits()):
-            raise faults.error(self.path, self.header.block_size)
+        self.raise_block_faults()
         if not self.num_rows:
             if self.bad_lines:
                 raise BenchctlError(

@@ -71,6 +71,12 @@ class TokenMaker:
         self._memo_bytes = 0
         self._texts: OrderedDict[int, Int64Array] = OrderedDict()  # row -> ids of a text prompt
 
+    @property
+    def digits(self) -> int:
+        """How many tokens from its start a made piece needs to differ from every other one of this trace."""
+        largest = 2 ** (_NUMBER_BITS + 3)
+        return next(n for n in range(1, 65) if self._range.size**n >= largest)
+
     def prompt_length(self, request: Request) -> int:
         """Tokens of the prompt. Raises BenchctlError for text without a tokenizer."""
         if request.input_length is not None:

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -39,7 +39,8 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor, num_tokens: torch.Tensor)
     parts = gate_up.shape[0] if gate_up.dim() == 3 else 1
     inner = out.shape[1]
     block = min(1024, triton.next_power_of_2(inner))
-    _silu_mul_kernel[(len(out), triton.cdiv(inner, block))](
+    launch(
+        _silu_mul_kernel, (len(out), triton.cdiv(inner, block)),
         gate_up, out, num_tokens, gate_up.stride(-2), gate_up.stride(0) if parts > 1 else 0,
-        INNER=inner, BLOCK=block, PARTS=parts, num_warps=4, **dependent_launch(),
+        INNER=inner, BLOCK=block, PARTS=parts, num_warps=4,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 LOG2_E = 1.4426950408889634
 
@@ -204,18 +204,20 @@ def paged_attention(
     group = num_heads // kv_heads
     head_pad = max(16, triton.next_power_of_2(head_dim))  # a matrix unit takes no less
     splits = config.num_splits
-    _attention_kernel[(max_tiles, kv_heads, splits)](
+    launch(
+        _attention_kernel, (max_tiles, kv_heads, splits),
         q, k_cache, v_cache, out, partial, lse, block_tables, tile_seq, tile_query, tile_pos, tile_len, num_tiles,
         scale * LOG2_E, q.stride(0), out.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
         GROUP=group, NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEAD_PAD=head_pad, BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, NUM_SPLITS=splits, DOT_F32=q.dtype == torch.float32,
-        num_warps=config.num_warps, num_stages=config.num_stages, **dependent_launch(),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if splits > 1:
-        _combine_kernel[(max_tiles, num_heads)](
+        launch(
+        _combine_kernel, (max_tiles, num_heads),
             partial, lse, out, tile_query, num_tiles, out.stride(0),
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, HEAD_PAD=head_pad, NUM_SPLITS=splits, SPLIT_PAD=triton.next_power_of_2(splits),
-            num_warps=1, **dependent_launch(),
+            num_warps=1,
         )  # fmt: skip
 
 

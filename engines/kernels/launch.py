@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+_compile_only = False
 
 
 @functools.cache
@@ -29,3 +34,25 @@ def _overlaps() -> bool:
 def dependent_launch() -> dict[str, Any]:
     """Keyword arguments of every launch: the kernel's PDL constant and, where it is on, the launch attribute."""
     return {"PDL": True, "launch_pdl": True} if _overlaps() else {"PDL": False}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Launch a kernel of this package; within `compiling`, only have it compiled."""
+    if _compile_only:
+        kernel.warmup(*args, grid=grid, **meta, **dependent_launch())
+    else:
+        kernel[grid](*args, **meta, **dependent_launch())
+
+
+@contextmanager
+def compiling(num_threads: int = 16) -> Iterator[None]:
+    """Kernels that are launched within are compiled side by side and not run; all are ready on the way out."""
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    global _compile_only
+    _compile_only = True
+    try:
+        with ThreadPoolExecutor(num_threads) as executor, AsyncCompileMode(executor):
+            yield
+    finally:
+        _compile_only = False

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -79,8 +79,9 @@ def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, co
     (one split) any type."""
     assert x.shape[0] <= MAX_FEW_ROWS and out.shape[0] == config.splits, (x.shape, out.shape, config)
     n, k = weight.shape
-    _few_rows_kernel[(triton.cdiv(n, config.block_n), config.splits)](
+    launch(
+        _few_rows_kernel, (triton.cdiv(n, config.block_n), config.splits),
         x, weight, out, x.shape[0], x.stride(0), out.stride(0), N=n, K=k,
         BLOCK_M=MAX_FEW_ROWS, BLOCK_N=config.block_n, BLOCK_K=config.block_k, SPLITS=config.splits,
-        DOT_F32=x.dtype == torch.float32, num_warps=config.num_warps, num_stages=config.num_stages, **dependent_launch(),
+        DOT_F32=x.dtype == torch.float32, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _embed_norm_kernel(
 @triton.jit
 def _add_norm_kernel(
     added_ptr, residual_ptr, weight_ptr, out_ptr, num_tokens_ptr, rows_ptr, stride_part, eps,
-    HIDDEN: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr, GATHER: tl.constexpr, STORE_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr, ADD: tl.constexpr, GATHER: tl.constexpr, STORE_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     out_row = tl.program_id(0)
     cols = tl.arange(0, PAD)
@@ -60,12 +60,13 @@ def _add_norm_kernel(
     if out_row >= num_tokens:
         return
     at = row.to(tl.int64) * HIDDEN + cols
-    added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        added += tl.load(added_ptr + part * stride_part + at, mask=mask, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + at, mask=mask, other=0.0)
-    # What a product gives is rounded before it is added, as where it stands in a tensor of its own.
-    x = added.to(residual.dtype) + residual
+    x = tl.load(residual_ptr + at, mask=mask, other=0.0)
+    if ADD:
+        added = tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            added += tl.load(added_ptr + part * stride_part + at, mask=mask, other=0.0).to(tl.float32)
+        # What a product gives is rounded before it is added, as where it stands in a tensor of its own.
+        x = added.to(x.dtype) + x
     if STORE_RESIDUAL:
         tl.store(residual_ptr + at, x, mask=mask)
     y = _normalize(x.to(tl.float32), weight, eps, HIDDEN, out_ptr.dtype.element_ty)
@@ -92,14 +93,15 @@ def embed_norm(
     """
     hidden = embedding.shape[1]
     pad = triton.next_power_of_2(hidden)
-    _embed_norm_kernel[(len(out),)](
+    launch(
+        _embed_norm_kernel, (len(out),),
         token_ids, embedding, weight, residual, out, num_tokens, eps, vocab_first, vocab_first + embedding.shape[0],
-        HIDDEN=hidden, PAD=pad, num_warps=_warps(pad), **dependent_launch(),
+        HIDDEN=hidden, PAD=pad, num_warps=_warps(pad),
     )  # fmt: skip
 
 
 def add_norm(
-    added: torch.Tensor,
+    added: torch.Tensor | None,
     residual: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
@@ -109,13 +111,14 @@ def add_norm(
 ) -> None:
     """residual += added; out = RMSNorm(residual).
 
-    added [T, hidden], or partial sums [parts, T, hidden]. With `rows` int32 [n]: out row i from row rows[i], the residual
+    added [T, hidden], or partial sums [parts, T, hidden], or None: the residual has it already. With `rows` int32 [n]: out row i from row rows[i], the residual
     left as it was. num_tokens int32 [1] says how many rows of `out` are real.
     """
-    parts = added.shape[0] if added.dim() == 3 else 1
+    parts = added.shape[0] if added is not None and added.dim() == 3 else 1
     hidden = out.shape[1]
     pad = triton.next_power_of_2(hidden)
-    _add_norm_kernel[(len(out),)](
-        added, residual, weight, out, num_tokens, rows, added.stride(0) if parts > 1 else 0, eps,
-        HIDDEN=hidden, PAD=pad, PARTS=parts, GATHER=rows is not None, STORE_RESIDUAL=rows is None, num_warps=_warps(pad), **dependent_launch(),
+    launch(
+        _add_norm_kernel, (len(out),),
+        added, residual, weight, out, num_tokens, rows, added.stride(0) if added is not None and parts > 1 else 0, eps,
+        HIDDEN=hidden, PAD=pad, PARTS=parts, ADD=added is not None, GATHER=rows is not None, STORE_RESIDUAL=rows is None and added is not None, num_warps=_warps(pad),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """QK-norm, RoPE and the write of K and V into their blocks, in one kernel over the merged product.
 
+Where chunks attend to their own rows (engines/kernels/chunk_attention.py), turned keys and values go back there too.
+
 The slot of a token is looked up in the block table on the device, so the host never makes slot mappings.
 """
 
@@ -9,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -26,15 +28,13 @@ def _head(
 
 @triton.jit
 def _rope_store_kernel(
-    qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
+    qkv_ptr, bias_ptr, q_out_ptr, k_ptr, v_ptr, own_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, positions_ptr, rows_ptr, tables_ptr,
     num_tokens_ptr, eps, stride_qkv, stride_part, stride_block, stride_slot, stride_head, stride_table,
-    GROUP: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr,
-    KV_HEADS: tl.constexpr, KV_PAD: tl.constexpr, ROWS_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, OWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a token and KV_HEADS KV heads: their groups' query heads, their key heads, their value heads."""
+    """One program a token and HEADS heads, counted through queries, keys and values as they lie in a row."""
     token = tl.program_id(0)
-    kv_first = tl.program_id(1) * KV_HEADS
     dtype = q_out_ptr.dtype.element_ty
     half: tl.constexpr = HEAD_DIM // 2
     offs = tl.arange(0, HALF_PAD)
@@ -52,49 +52,52 @@ def _rope_store_kernel(
     if token >= num_tokens:
         return
 
-    # A KV head takes GROUP + 1 rows: its query heads, then its key head.
-    row = tl.arange(0, ROWS_PAD)
-    kv_head = kv_first + row // (GROUP + 1)
-    member = row % (GROUP + 1)
-    is_key = member == GROUP
-    valid = (row < KV_HEADS * (GROUP + 1)) & (kv_head < NUM_KV_HEADS)
-    column = tl.where(is_key, NUM_HEADS + kv_head, kv_head * GROUP + member) * HEAD_DIM
-    mask = valid[:, None] & (offs < half)[None, :]
-    low = column[:, None] + offs[None, :]
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    key_head = head - NUM_HEADS
+    value_head = key_head - NUM_KV_HEADS
+    keep = (offs < half)[None, :]
+    mask = (value_head < NUM_KV_HEADS)[:, None] & keep
+    is_query, is_value = (key_head < 0)[:, None], (value_head >= 0)[:, None]
+    low = head[:, None] * HEAD_DIM + offs[None, :]
     base = token.to(tl.int64) * stride_qkv
     first = _head(qkv_ptr, base + low, bias_ptr, low, mask, stride_part, PARTS, BIAS, dtype)
     second = _head(qkv_ptr, base + low + half, bias_ptr, low + half, mask, stride_part, PARTS, BIAS, dtype)
+    x, y = first, second
     if NORM:
-        wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
-        square = tl.sum(wide_first * wide_first, 1) + tl.sum(wide_second * wide_second, 1)
+        wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+        square = tl.sum(wide_x * wide_x, 1) + tl.sum(wide_y * wide_y, 1)
         inverse = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
-        keep = offs < half
-        q_weight_first = tl.load(q_norm_ptr + offs, mask=keep, other=0.0)[None, :]
-        q_weight_second = tl.load(q_norm_ptr + half + offs, mask=keep, other=0.0)[None, :]
-        k_weight_first = tl.load(k_norm_ptr + offs, mask=keep, other=0.0)[None, :]
-        k_weight_second = tl.load(k_norm_ptr + half + offs, mask=keep, other=0.0)[None, :]
-        first = (wide_first * inverse).to(dtype) * tl.where(is_key[:, None], k_weight_first, q_weight_first)
-        second = (wide_second * inverse).to(dtype) * tl.where(is_key[:, None], k_weight_second, q_weight_second)
-    x, y = first.to(tl.float32), second.to(tl.float32)
-    turned_first = (x * cos[None, :] - y * sin[None, :]).to(dtype)
-    turned_second = (y * cos[None, :] + x * sin[None, :]).to(dtype)
-    q_at = token.to(tl.int64) * NUM_HEADS * HEAD_DIM + low
-    q_mask = mask & (member < GROUP)[:, None]
-    tl.store(q_out_ptr + q_at, turned_first, mask=q_mask)
-    tl.store(q_out_ptr + q_at + half, turned_second, mask=q_mask)
-    k_at = slot + (kv_head * stride_head)[:, None] + offs[None, :]
-    k_mask = mask & is_key[:, None]
-    tl.store(k_ptr + k_at, turned_first, mask=k_mask)
-    tl.store(k_ptr + k_at + half, turned_second, mask=k_mask)
+        weight_x = tl.where(
+            is_query,
+            tl.load(q_norm_ptr + offs, mask=offs < half, other=0.0)[None, :],
+            tl.load(k_norm_ptr + offs, mask=offs < half, other=0.0)[None, :],
+        )
+        weight_y = tl.where(
+            is_query,
+            tl.load(q_norm_ptr + half + offs, mask=offs < half, other=0.0)[None, :],
+            tl.load(k_norm_ptr + half + offs, mask=offs < half, other=0.0)[None, :],
+        )
+        x, y = (wide_x * inverse).to(dtype) * weight_x, (wide_y * inverse).to(dtype) * weight_y
+    wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+    turned_x = (wide_x * cos[None, :] - wide_y * sin[None, :]).to(dtype)
+    turned_y = (wide_y * cos[None, :] + wide_x * sin[None, :]).to(dtype)
 
-    value_head = kv_first + tl.arange(0, KV_PAD)
-    v_mask = ((tl.arange(0, KV_PAD) < KV_HEADS) & (value_head < NUM_KV_HEADS))[:, None] & (offs < half)[None, :]
-    v_low = (NUM_HEADS + NUM_KV_HEADS + value_head)[:, None] * HEAD_DIM + offs[None, :]
-    v_first = _head(qkv_ptr, base + v_low, bias_ptr, v_low, v_mask, stride_part, PARTS, BIAS, dtype)
-    v_second = _head(qkv_ptr, base + v_low + half, bias_ptr, v_low + half, v_mask, stride_part, PARTS, BIAS, dtype)
+    q_at = token.to(tl.int64) * NUM_HEADS * HEAD_DIM + low
+    tl.store(q_out_ptr + q_at, turned_x, mask=mask & is_query)
+    tl.store(q_out_ptr + q_at + half, turned_y, mask=mask & is_query)
+    k_at = slot + (key_head * stride_head)[:, None] + offs[None, :]
+    k_mask = keep & ((key_head >= 0) & (value_head < 0))[:, None]
+    tl.store(k_ptr + k_at, turned_x, mask=k_mask)
+    tl.store(k_ptr + k_at + half, turned_y, mask=k_mask)
     v_at = slot + (value_head * stride_head)[:, None] + offs[None, :]
-    tl.store(v_ptr + v_at, v_first, mask=v_mask)
-    tl.store(v_ptr + v_at + half, v_second, mask=v_mask)
+    tl.store(v_ptr + v_at, first, mask=mask & is_value)
+    tl.store(v_ptr + v_at + half, second, mask=mask & is_value)
+    if OWN:
+        tl.store(own_ptr + base + low, turned_x, mask=k_mask)
+        tl.store(own_ptr + base + low + half, turned_y, mask=k_mask)
+        if BIAS or PARTS > 1:
+            tl.store(own_ptr + base + low, first, mask=mask & is_value)
+            tl.store(own_ptr + base + low + half, second, mask=mask & is_value)
 
 
 def rope_and_store(
@@ -112,23 +115,24 @@ def rope_and_store(
     block_tables: torch.Tensor,
     num_tokens: torch.Tensor,
     eps: float,
+    own: torch.Tensor | None = None,
 ) -> None:
     """Norm and turn queries into q_out and keys into the cache, and copy values into the cache.
 
     qkv [T, (H + 2 KV) * D] or partial sums [parts, T, …]; q_out [T, H, D]; caches [num_blocks, block_size, KV, D]; cos, sin
     f32 [positions, D / 2]; positions, table_rows int32 [T]: token t lies at positions[t] of block_tables[table_rows[t]].
+    own: rows as qkv's, or qkv itself, whose key and value columns become those of the cache.
     """
     parts = qkv.shape[0] if qkv.dim() == 3 else 1
     num_heads, head_dim = q_out.shape[1], q_out.shape[2]
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
-    group = num_heads // kv_heads
     # Few tokens: many programs, each short. Many tokens: the card is full anyway, so that each does more.
-    per_program = 1 if len(q_out) <= 256 else min(4, kv_heads)
-    _rope_store_kernel[(len(q_out), triton.cdiv(kv_heads, per_program))](
-        qkv, bias, q_out, k_cache, v_cache, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
+    heads = 8 if len(q_out) <= 256 else 16
+    launch(
+        _rope_store_kernel, (len(q_out), triton.cdiv(num_heads + 2 * kv_heads, heads)),
+        qkv, bias, q_out, k_cache, v_cache, own, q_norm, k_norm, cos, sin, positions, table_rows, block_tables, num_tokens, eps,
         qkv.stride(-2), qkv.stride(0) if parts > 1 else 0, k_cache.stride(0), k_cache.stride(1), k_cache.stride(2), block_tables.stride(0),
-        GROUP=group, NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2),
-        KV_HEADS=per_program, KV_PAD=triton.next_power_of_2(per_program), ROWS_PAD=triton.next_power_of_2(per_program * (group + 1)),
-        BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None,
-        num_warps=4 if per_program > 1 else 2 if group > 2 else 1, **dependent_launch(),
+        NUM_HEADS=num_heads, NUM_KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF_PAD=triton.next_power_of_2(head_dim // 2), HEADS=heads,
+        BLOCK_SIZE=block_size, PARTS=parts, NORM=q_norm is not None, BIAS=bias is not None, OWN=own is not None,
+        num_warps=2 if heads == 8 else 4,
     )  # fmt: skip

@@ -6,18 +6,20 @@ logits. A second, small kernel takes the best of each row's blocks; among equals
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 BLOCK = 4096
 
 
 @triton.jit
 def _best_of_block_kernel(
-    logits_ptr, keys_ptr, best_ptr, token_ptr, num_rows_ptr, inverse_temperature, stride_row, VOCAB: tl.constexpr,
+    logits_ptr, keys_ptr, best_ptr, token_ptr, num_rows_ptr, inverse_temperature, stride_row, vocab_first, VOCAB: tl.constexpr,
     BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr, NOISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -34,7 +36,7 @@ def _best_of_block_kernel(
     if NOISE:
         # The finalizer of MurmurHash3 over the token, each half of the key mixed in before one of two rounds of it.
         key = tl.load(keys_ptr + row)
-        h = tokens.to(tl.uint32) * 0x9E3779B1 + key.to(tl.uint32)
+        h = (vocab_first + tokens).to(tl.uint32) * 0x9E3779B1 + key.to(tl.uint32)
         h = (h ^ (h >> 16)) * 0x85EBCA6B
         h = (h ^ (h >> 13)) * 0xC2B2AE35
         h = (h ^ (h >> 16)) + (key >> 32).to(tl.uint32)
@@ -48,7 +50,7 @@ def _best_of_block_kernel(
     best = tl.max(x, 0)
     at = row * NUM_BLOCKS + block
     tl.store(best_ptr + at, best)
-    tl.store(token_ptr + at, tl.min(tl.where(x == best, tokens, VOCAB), 0))
+    tl.store(token_ptr + at, vocab_first + tl.min(tl.where(x == best, tokens, VOCAB), 0))
 
 
 @triton.jit
@@ -85,17 +87,28 @@ def sample(
     out: torch.Tensor,
     num_rows: torch.Tensor,
     temperature: float,
+    vocab_first: int = 0,
+    gather: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
     """out int32 [rows] = the token of each row. logits [rows, vocab]; keys int64 [rows] (temperature > 0); best float32 and token
-    int32 [rows, num_blocks(vocab)] are scratch; num_rows int32 [1]."""
+    int32 [rows, num_blocks(vocab)] are scratch; num_rows int32 [1].
+
+    A rank's share of the vocabulary begins at `vocab_first`; `gather` brings the ranks' best together, [ranks, rows, blocks].
+    """
     rows, vocab = logits.shape
-    blocks = num_blocks(vocab)
+    blocks = best.shape[1]  # those of the longest share: blocks beyond this one hold -inf
     noise = temperature > 0
-    _best_of_block_kernel[(rows, blocks)](
-        logits, keys, best, token, num_rows, 1.0 / temperature if noise else 1.0, logits.stride(0),
-        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8, **dependent_launch(),
+    launch(
+        _best_of_block_kernel, (rows, blocks),
+        logits, keys, best, token, num_rows, 1.0 / temperature if noise else 1.0, logits.stride(0), vocab_first,
+        VOCAB=vocab, BLOCK=BLOCK, NUM_BLOCKS=blocks, NOISE=noise, num_warps=8,
     )  # fmt: skip
-    _best_of_row_kernel[(rows,)](
+    if gather is not None:
+        best, token = (gather(x).transpose(0, 1).reshape(rows, -1).contiguous() for x in (best, token))
+        blocks = best.shape[1]
+    launch(
+        _best_of_row_kernel,
+        (rows,),
         best,
         token,
         out,
@@ -103,5 +116,4 @@ def sample(
         NUM_BLOCKS=blocks,
         PAD=triton.next_power_of_2(blocks),
         num_warps=1,
-        **dependent_launch(),
     )

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engines.kernels.launch import dependent_launch
+from engines.kernels.launch import launch
 
 
 @triton.jit
@@ -35,7 +35,9 @@ def update_tables(
 ) -> None:
     """tables[rows[i], columns[i]] = blocks[i] for i < num_updates. All int32; no (row, column) twice."""
     if len(rows):
-        _update_tables_kernel[(triton.cdiv(len(rows), 256),)](
+        launch(
+            _update_tables_kernel,
+            (triton.cdiv(len(rows), 256),),
             tables,
             rows,
             columns,
@@ -44,5 +46,4 @@ def update_tables(
             tables.stride(0),
             BLOCK=256,
             num_warps=2,
-            **dependent_launch(),
         )

@@ -10,6 +10,7 @@ import torch
 
 from engines.model.config import PRESETS, ModelConfig, read_config
 from engines.model.memory import is_out_of_memory, require_bytes
+from engines.model.parallel import SINGLE, Parallel
 from engines.model.transformer import Model
 from engines.model.weights import allocate_weights, fill_with_dummy_weights, read_weights
 from traces.errors import BenchctlError
@@ -83,6 +84,7 @@ def load_model(
     device: str | torch.device = "auto",
     load_format: str = "auto",
     seed: int = 0,
+    parallel: Parallel = SINGLE,
 ) -> Model:
     """A preset or a local Hugging Face folder as a model on a device.
 
@@ -107,18 +109,21 @@ def load_model(
         torch.set_num_threads(1)
     smaller = "use a smaller model or a 16-bit --dtype" if resolved_dtype == torch.float32 else "use a smaller model"
     what = f"{name_or_path} with {config.num_parameters / 1e9:.3g} B parameters in {str(resolved_dtype).removeprefix('torch.')}"
-    require_bytes(config.num_parameters * resolved_dtype.itemsize, resolved_device, what=what, fix=smaller)
+    local = parallel.local(config)
+    if parallel.size > 1:
+        what = f"rank {parallel.rank}'s part of {what}"
+    require_bytes(local.num_parameters * resolved_dtype.itemsize, resolved_device, what=what, fix=smaller)
     try:
-        weights = allocate_weights(config, resolved_dtype, resolved_device)
+        weights = allocate_weights(local, resolved_dtype, resolved_device)
         if folder is None or load_format == "dummy":
-            fill_with_dummy_weights(config, weights, seed)
+            fill_with_dummy_weights(config, weights, seed, parallel)
         else:
-            read_weights(folder, config, weights)
+            read_weights(folder, config, weights, parallel)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise BenchctlError(f"{what} does not fit {resolved_device}", fix=smaller) from None
-    return Model(name_or_path, config, weights)
+    return Model(name_or_path, config, weights, parallel)
 
 
 def load_tokenizer(folder: str | Path) -> Any:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engines.model.config import ModelConfig
+from engines.model.parallel import SINGLE, Parallel
 
 # (layer, q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim]) -> [T, num_heads, head_dim].
 # It stores all of k and v before it attends, since a sequence may read what another computes in the same pass.
@@ -47,15 +49,22 @@ class Weights:
 
 
 class Model:
-    """A loaded model. Holds no state of any request, so engines of different block sizes can share it."""
+    """A loaded model, or one rank's part of it. Holds no state of any request, so engines of different block sizes can share it.
 
-    def __init__(self, name: str, config: ModelConfig, weights: Weights) -> None:
+    `config` describes the whole model, `local` what lies here: heads, inner features, rows of the vocabulary. `team` is set by
+    whoever started other ranks (engines/torch_engine/parallel.py); None elsewhere.
+    """
+
+    def __init__(self, name: str, config: ModelConfig, weights: Weights, parallel: Parallel = SINGLE) -> None:
         self.name = name
         self.config = config
         self.weights = weights
+        self.parallel = parallel
+        self.local = parallel.local(config)
+        self.team: Any = None
         self.inv_freq = rope_inverse_frequencies(config).to(weights.embedding.device)  # [head_dim / 2], float32
         # One norm over all query and key heads: a row of weights for each of them.
-        self._qk_norms = [stack_qk_norm(layer, config) for layer in weights.layers]
+        self._qk_norms = [stack_qk_norm(layer, self.local) for layer in weights.layers]
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +76,7 @@ class Model:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """token_ids and positions int64 [T] -> hidden states [T, hidden] after the last norm."""
-        config = self.config
+        config, parallel = self.local, self.parallel
         eps = config.rms_norm_eps
         num_tokens = token_ids.shape[0]
         num_qk_heads = config.num_heads + config.num_kv_heads
@@ -77,7 +86,7 @@ class Model:
             angles.sin()[:, None],
         )  # [T, 1, head_dim / 2], the same for every head and layer
 
-        hidden = F.embedding(token_ids, self.weights.embedding)
+        hidden = self.embed(token_ids)
         for index, layer in enumerate(self.weights.layers):
             x = rms_norm(hidden, layer.input_norm, eps)
             qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(num_tokens, -1, config.head_dim)
@@ -87,15 +96,26 @@ class Model:
                 qk = rms_norm(qk, qk_norm, eps)
             qk = apply_rope(qk, cos, sin)
             attended = attention(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
-            hidden = hidden + F.linear(attended.reshape(num_tokens, -1), layer.out)
+            hidden = hidden + parallel.all_reduce(F.linear(attended.reshape(num_tokens, -1), layer.out))
             x = rms_norm(hidden, layer.post_attention_norm, eps)
             gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            hidden = hidden + parallel.all_reduce(F.linear(F.silu(gate) * up, layer.down))
         return rms_norm(hidden, self.weights.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden] of the positions that yield a token -> float32 [n, vocab]."""
-        return F.linear(hidden, self.weights.lm_head).float()
+        local = F.linear(hidden, self.weights.lm_head)
+        return self.parallel.gather_vocab(local, self.config.vocab_size).float()
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [T] -> [T, hidden]."""
+        table = self.weights.embedding
+        if self.parallel.size == 1:
+            return F.embedding(token_ids, table)
+        first, last = self.parallel.vocab_share(self.config.vocab_size)
+        rows = F.embedding((token_ids - first).clamp(0, len(table) - 1), table)
+        elsewhere = (token_ids < first) | (token_ids >= last)
+        return self.parallel.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
 
 def stack_qk_norm(layer: LayerWeights, config: ModelConfig) -> Tensor | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engines.model.config import ModelConfig
+from engines.model.parallel import SINGLE, Parallel, take_rows
 from engines.model.transformer import LayerWeights, Weights
 from traces.errors import BenchctlError
 
@@ -51,31 +51,54 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
     return Weights(embedding=embedding, layers=layers, norm=empty(hidden), lm_head=lm_head)
 
 
-def fill_with_dummy_weights(config: ModelConfig, weights: Weights, seed: int) -> None:
+def fill_with_dummy_weights(config: ModelConfig, weights: Weights, seed: int, parallel: Parallel = SINGLE) -> None:
     """Random weights of a scale at which logits are of order 1 and depend on the whole prefix.
 
     Normal with standard deviation 1 / sqrt(inputs), so no product grows or shrinks what passes through it; norms are 1,
     biases of 0.02. A tied embedding has the head's scale: then it is small beside what the layers add, and the model does
-    not merely repeat its last token. Equal for a seed on devices of one type, not between CPU and CUDA.
+    not merely repeat its last token. Equal for a seed on devices of one type, not between CPU and CUDA; a rank of several
+    draws each whole matrix and keeps its part, so that together they have the weights of one.
     """
     generator = torch.Generator(device=weights.embedding.device).manual_seed(seed)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    split = parallel.size > 1
+    vocab = slice(*parallel.vocab_share(config.vocab_size))
 
-    def normal(weight: Tensor, std: float) -> None:
-        weight.normal_(0.0, std, generator=generator)
+    def normal(
+        weight: Tensor,
+        shape: tuple[int, ...],
+        std: float,
+        rows: list[slice] | None = None,
+        columns: slice | None = None,
+    ) -> None:
+        if not split:
+            weight.normal_(0.0, std, generator=generator)
+            return
+        whole = torch.empty(shape, dtype=weight.dtype, device=weight.device).normal_(0.0, std, generator=generator)
+        part = take_rows(whole, rows) if rows is not None else whole[:, columns]
+        weight[: len(part)].copy_(part)
+        weight[len(part) :].zero_()  # the vocabulary's last share may be shorter
 
-    by_inputs: Callable[[Tensor], None] = lambda weight: normal(weight, 1.0 / math.sqrt(weight.shape[1]))  # noqa: E731
-    by_inputs(weights.embedding)
+    def matrix(
+        weight: Tensor, outputs: int, inputs: int, rows: list[slice] | None = None, columns: slice | None = None
+    ) -> None:
+        normal(weight, (outputs, inputs), 1.0 / math.sqrt(inputs), rows, columns)
+
+    matrix(weights.embedding, config.vocab_size, hidden, [vocab])
     for layer in weights.layers:
-        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            by_inputs(matrix)
+        matrix(layer.qkv, q + 2 * kv, hidden, parallel.qkv_rows(config))
+        matrix(layer.out, hidden, q, columns=parallel.share(q))
+        matrix(layer.gate_up, 2 * inner, hidden, parallel.gate_up_rows(config))
+        matrix(layer.down, hidden, inner, columns=parallel.share(inner))
         if layer.qkv_bias is not None:
-            normal(layer.qkv_bias, 0.02)
+            normal(layer.qkv_bias, (q + 2 * kv,), 0.02, parallel.qkv_rows(config))
         for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm):
             if norm is not None:
                 norm.fill_(1.0)
     weights.norm.fill_(1.0)
     if not config.tie_word_embeddings:
-        by_inputs(weights.lm_head)
+        matrix(weights.lm_head, config.vocab_size, hidden, [vocab])
 
 
 def places_of_tensors(config: ModelConfig, weights: Weights) -> dict[str, Tensor]:
@@ -106,13 +129,13 @@ def places_of_tensors(config: ModelConfig, weights: Weights) -> dict[str, Tensor
     return places
 
 
-def read_weights(folder: Path, config: ModelConfig, weights: Weights) -> None:
-    """Fill `weights` from the folder's safetensors, converting to their dtype.
+def read_weights(folder: Path, config: ModelConfig, weights: Weights, parallel: Parallel = SINGLE) -> None:
+    """Fill `weights` from the folder's safetensors, converting to their dtype; a rank of several reads its part alone.
 
     Raises BenchctlError naming every fault's first tensors: missing, unexpected, of another shape, not floating point.
     A `lm_head.weight` beside tied embeddings and stored `rotary_emb.inv_freq` buffers are passed over, as in transformers.
     """
-    places = places_of_tensors(config, weights)
+    places = places_of_tensors(parallel.local(config), weights)
     missing = dict.fromkeys(places)
     unexpected: list[str] = []
     misshapen: list[str] = []
@@ -131,13 +154,22 @@ def read_weights(folder: Path, config: ModelConfig, weights: Weights) -> None:
                             unexpected.append(name)
                         continue
                     missing.pop(name, None)
-                    tensor = file.get_tensor(name)
-                    if tensor.shape != place.shape:
-                        misshapen.append(f"{name} is {list(tensor.shape)}, not {list(place.shape)}")
-                    elif tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                    part = parallel.part_of_tensor(name, config)
+                    shape, want = list(file.get_slice(name).get_shape()), list(place.shape)
+                    if part is not None:
+                        axis, share, want[part[0]] = part
+                    if shape != want:
+                        misshapen.append(f"{name} is {shape}, not {want}")
+                        continue
+                    if part is None:
+                        tensor = file.get_tensor(name)
+                    else:
+                        tensor = file.get_slice(name)[share] if axis == 0 else file.get_slice(name)[:, share]
+                    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                         misshapen.append(f"{name} is {tensor.dtype}, not a 16- or 32-bit float")
                     else:
-                        place.copy_(tensor)
+                        place[: len(tensor)].copy_(tensor)
+                        place[len(tensor) :].zero_()  # the vocabulary's last share may be shorter
         except (SafetensorError, OSError) as error:
             raise BenchctlError(
                 f"not readable as safetensors: {error}", where=str(path), fix="fetch the file again"

@@ -1,28 +1,33 @@
 """The formula: how long a round takes on the device and on the host.
 
-Physical first. A round cannot be faster than its bytes through memory nor than its operations through the arithmetic units,
-and the two overlap, so the larger of them counts:
+Physical first. A kernel cannot be faster than its bytes through memory, nor than its operations through the arithmetic units:
+within a kernel the two overlap, so the larger counts; kernels follow each other, so they add.
 
-    device_s = (max(bytes / bytes_per_s, flops / flops_per_s) + rest) * bucket factor
-    rest of decodes     = intercept + per_doubling * log2(sequences)
-    rest with prefill   = intercept + per_seq * sequences + per_token * tokens + per key of the two longest walks
+    decodes      products(padded sequences) + rest(padded sequences) + attention over single tokens
+    with prefill products(padded tokens) + rest(padded tokens) + per_seq * sequences
+                 + attention over single tokens + attention over chunks
+    products     = max(bytes of the layers / B, operations / F) + max(bytes of the head / B, operations / F)
+    single tokens = overlap(per_key * all their keys, per_longest_key * keys of the longest)
+    chunks        = overlap(per_tile * tiles + per_key * keys of all tiles, per_chunk_key * keys of the longest)
+    overlap(a, b) = max(a, b) + unhidden * min(a, b)
 
-The intercept is what a stack of kernels costs however small they are. More decodes share its latency until their bytes take
-over, so they add by the doubling. With prefill, attention walks along the keys of the longest chunk and of the longest
-sequence that feeds one token, and no further processor shortens a walk; rounds of decodes alone split their keys over many
-programs. The factor of a bucket (a padded size) is 1 where none was measured.
+all times the factor of the bucket (a padded size; 1 where none was measured). B and F are the device's ceilings. Attention is
+shared out over many programs, and ends with the last one: either all together have to draw the memory's bandwidth, or one
+walks along its keys while the others are done. The coefficients of decodes are curves over their number, since a kernel with
+few sequences splits their keys and with many does not.
 
 Every function takes one round or many (`features.Values`), of one family. No torch, no clock, no files.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 import numpy as np
 
 from engines.simulated.features import Features, Values
-from engines.simulated.profile import MARGIN, Family, Fit, HostCost, ModelShape
+from engines.simulated.profile import MARGIN, Curve, DecodeCost, Family, Fit, HostCost, ModelShape, PrefillCost
 
 Bounds = Mapping[str, tuple[float, float]]  # feature -> least, greatest
 
@@ -30,11 +35,10 @@ Bounds = Mapping[str, tuple[float, float]]  # feature -> least, greatest
 def work(model: ModelShape, f: Features, family: Family) -> tuple[Values, Values]:
     """(operations, bytes) of a round, padding included in the operations.
 
-    Operations: two a matrix parameter and token, of the head for each yielding row, four a query head, dimension and (query,
+    Operations: two a matrix parameter and token, of the head for each row of it, four a query head, dimension and (query,
     key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once and what is written of them.
     """
-    rows = f.num_yields if family == "prefill" else f.padded_seqs
-    flops = 2.0 * model.matrix_parameters * f.padded_tokens + 2.0 * model.head_parameters * rows
+    flops = 2.0 * model.matrix_parameters * f.padded_tokens + 2.0 * model.head_parameters * f.padded_seqs
     flops = flops + 4.0 * model.num_layers * model.num_heads * model.head_dim * f.context_pairs
     num_bytes = (
         float(model.weight_bytes)
@@ -49,30 +53,61 @@ def larger(a: Values, b: Values) -> Values:
     return b + (a - b) * (a > b)
 
 
-def roofline(work: tuple[Values, Values], bytes_per_s: float, flops_per_s: float) -> Values:
-    """The least time in which (operations, bytes) can be done, in seconds."""
-    flops, num_bytes = work
-    return larger(num_bytes / bytes_per_s, flops / flops_per_s)
+def overlap(a: Values, b: Values, unhidden: float) -> Values:
+    """The larger, and a share of the smaller."""
+    return larger(a, b) + unhidden * (a + b - larger(a, b))
 
 
-def beyond_roofline(fit: Fit, f: Features, family: Family) -> Values:
-    """The fitted rest, in seconds, before the factor of a bucket."""
-    if family == "decode":
-        return fit.decode.intercept_s + fit.decode.per_doubling_s * np.log2(f.padded_seqs)
-    p = fit.prefill
-    return (
-        p.intercept_s
-        + p.per_seq_s * f.num_seqs
-        + p.per_token_s * f.padded_tokens
-        + p.per_chunk_key_s * f.chunk_keys
-        + p.per_single_key_s * f.single_keys
+def products(model: ModelShape, rows: Values, head_rows: Values, bytes_per_s: float, flops_per_s: float) -> Values:
+    """The least time of the matrix products: `rows` through the layers, `head_rows` through the head."""
+    size, layers, head = model.bytes_per_value, float(model.matrix_parameters), float(model.head_parameters)
+    return larger(size * layers / bytes_per_s + 0.0 * rows, 2.0 * layers / flops_per_s * rows) + larger(
+        size * head / bytes_per_s + 0.0 * rows, 2.0 * head / flops_per_s * head_rows
     )
+
+
+def on_curve(curve: Curve, x: Values, *, grows: bool = False) -> Values:
+    """Between points along a straight line; beyond the ends level, but with `grows` on along the last line."""
+    at, value = curve.at, curve.value
+    if len(at) == 1:
+        return value[0] + 0.0 * x
+    slope = max((value[-1] - value[-2]) / (at[-1] - at[-2]), 0.0) if grows else 0.0
+    if isinstance(x, np.ndarray):
+        return np.interp(x, at, value) + slope * np.maximum(x - at[-1], 0.0)
+    if x <= at[0]:
+        return value[0]
+    if x >= at[-1]:
+        return value[-1] + slope * (x - at[-1])
+    i = bisect_right(at, x)
+    return value[i - 1] + (value[i] - value[i - 1]) * (x - at[i - 1]) / (at[i] - at[i - 1])
+
+
+def decode_rest(cost: DecodeCost, f: Features) -> Values:
+    """Seconds beyond the products, of a round of decodes alone."""
+    n = f.padded_seqs
+    drawn = on_curve(cost.per_key, n) * f.single_context
+    walked = on_curve(cost.per_longest_key, n) * f.single_keys
+    return on_curve(cost.rest, n, grows=True) + overlap(drawn, walked, cost.unhidden)
+
+
+def prefill_rest(cost: PrefillCost, f: Features) -> Values:
+    """Seconds beyond the products, of a round that feeds a prompt."""
+    chunks = overlap(
+        cost.per_tile_s * f.chunk_tiles
+        + cost.per_own_key_s * f.own_keys
+        + cost.per_older_key_s * f.older_keys
+        + cost.per_block_key_s * f.block_keys,
+        cost.per_chunk_key_s * f.chunk_keys,
+        cost.unhidden_chunk,
+    )
+    singles = overlap(cost.per_key_s * f.single_context, cost.per_longest_key_s * f.single_keys, cost.unhidden_single)
+    return on_curve(cost.rest, f.padded_tokens, grows=True) + cost.per_seq_s * f.num_seqs + chunks + singles
 
 
 def device_time(model: ModelShape, fit: Fit, f: Features, family: Family) -> Values:
     """Device seconds before the factor of a bucket."""
-    floor = roofline(work(model, f, family), fit.bytes_per_s, fit.flops_per_s)
-    return floor + beyond_roofline(fit, f, family)
+    least = products(model, f.padded_tokens, f.padded_seqs, fit.bytes_per_s, fit.flops_per_s)
+    return least + (decode_rest(fit.decode, f) if family == "decode" else prefill_rest(fit.prefill, f))
 
 
 def launch_time(host: HostCost, f: Features) -> Values:

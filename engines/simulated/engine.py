@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
-from engines.simulated.cost import after_time, beyond_roofline, bounds_of, bucket_factors, launch_time, roofline, work
+from engines.simulated.cost import after_time, bounds_of, bucket_factors, device_time, launch_time, work
 from engines.simulated.features import features_of
 from engines.simulated.profile import FAMILIES, Family, Profile
 
@@ -58,11 +58,10 @@ class SimulatedEngine:
     def launch(self, batch: ScheduledBatch) -> StepResult:
         """The result itself is the handle: there is nothing to wait for."""
         profile, fit = self.profile, self.fit
-        f = features_of(batch, profile.graphs)
+        f = features_of(batch, profile.graphs, fit.tile_tokens)
         family: Family = "prefill" if f.has_prefill else "decode"
         flops, num_bytes = work(profile.model, f, family)
-        device_s = roofline((flops, num_bytes), fit.bytes_per_s, fit.flops_per_s)
-        device_s = (device_s + beyond_roofline(fit, f, family)) * self._factors.get((family, f.padded_tokens), 1.0)
+        device_s = device_time(profile.model, fit, f, family) * self._factors.get((family, f.padded_tokens), 1.0)
         host = fit.host
         cost = LaunchCost(launch_time(host, f), float(device_s), after_time(host, f), host.gap_s, host.wake_s)
         self._cost = cost

@@ -11,7 +11,7 @@ import msgspec
 
 from traces.errors import BenchctlError
 
-FORMAT = 1  # of the file; readers refuse another
+FORMAT = 2  # of the file; readers refuse another. 2: attention and matrix products apart
 Family = Literal["decode", "prefill"]
 FAMILIES: tuple[Family, ...] = ("decode", "prefill")  # rounds of decodes alone; rounds that feed a prompt (mixed too)
 
@@ -56,15 +56,36 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     prefill_max_seqs: int = 0
 
 
-class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds beyond the roofline, for one family of rounds; all >= 0."""
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Straight lines between points; `at` ascends."""
 
-    intercept_s: float
-    per_doubling_s: float = 0.0  # of the padded sequences: log2 of them; decodes only
-    per_seq_s: float = 0.0  # sequences; prefill only
-    per_token_s: float = 0.0  # padded tokens; prefill only
-    per_chunk_key_s: float = 0.0  # keys that the longest chunk walks through, one tile after another; prefill only
-    per_single_key_s: float = 0.0  # keys that the longest sequence feeding one token walks through; prefill only
+    at: tuple[float, ...]
+    value: tuple[float, ...]
+
+
+class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Device seconds of rounds of decodes alone, beyond the matrix products' roofline. Curves go over the padded sequences."""
+
+    rest: Curve  # seconds: launches, norms, sampling, what the products take beyond their roofline
+    per_key: Curve  # seconds a key of all contexts together: attention that draws the memory's bandwidth
+    per_longest_key: Curve  # seconds a key of the longest context: attention that waits for its longest walk
+    unhidden: float  # share of the lesser of the two that does not hide behind the greater; 0 to 1
+
+
+class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The same of rounds that feed a prompt, with or without decodes beside it. The curve goes over the padded tokens."""
+
+    rest: Curve
+    per_seq_s: float
+    per_tile_s: float  # a tile of a chunk's attention: query tokens that walk their keys together
+    per_own_key_s: float  # a key of a tile, summed over all tiles: of this round
+    per_older_key_s: float  # of earlier rounds
+    per_block_key_s: float  # any, in rounds that have another kernel read them all (`Features.block_keys`)
+    per_chunk_key_s: float  # a key of the longest chunk's last tile: no tile is shared out
+    per_key_s: float  # a key of the sequences that feed one token, summed
+    per_longest_key_s: float  # a key of the longest of them
+    unhidden_chunk: float  # as in DecodeCost: of tiles and the longest walk
+    unhidden_single: float
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +132,7 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was fitted."""
+    """A run that was fitted, or a file of points: its trace is then `designed rounds`."""
 
     scheduler: str
     trace: str
@@ -128,10 +149,10 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     bytes_per_s: float
     flops_per_s: float
-    bytes_identified: bool  # False: no fitted round was near enough to the ceiling to tell; the device's own stands in
-    flops_identified: bool
-    decode: FamilyCost
-    prefill: FamilyCost
+    ceilings: str  # where the two come from
+    tile_tokens: int  # query tokens in a tile of a chunk's attention
+    decode: DecodeCost
+    prefill: PrefillCost
     host: HostCost
     buckets: tuple[Bucket, ...]
     ranges: tuple[Range, ...]
@@ -194,8 +215,14 @@ def parse_profile(raw: bytes, where: str) -> Profile:
                 raise BenchctlError(f"the profile's {key} is {getattr(fit, key)}", where=at, fix=fix)
         for part in (fit.decode, fit.prefill, fit.host):
             for key in part.__struct_fields__:
-                if not 0 <= getattr(part, key) < float("inf"):
-                    raise BenchctlError(f"the profile's {key} is {getattr(part, key)}", where=at, fix=fix)
+                value = getattr(part, key)
+                for number in value.value if isinstance(value, Curve) else (value,):
+                    if not 0 <= number < float("inf"):
+                        raise BenchctlError(f"the profile's {key} is {number}", where=at, fix=fix)
+                if isinstance(value, Curve) and not ascends(value):
+                    raise BenchctlError(f"the profile's {key} is no curve: {value.at}", where=at, fix=fix)
+        if fit.tile_tokens < 1:
+            raise BenchctlError(f"the profile's tile_tokens is {fit.tile_tokens}", where=at, fix=fix)
         for bucket in fit.buckets:
             if not 0.1 <= bucket.factor <= 10:
                 raise BenchctlError(
@@ -204,6 +231,10 @@ def parse_profile(raw: bytes, where: str) -> Profile:
                     fix=fix,
                 )
     return profile
+
+
+def ascends(curve: Curve) -> bool:
+    return len(curve.at) == len(curve.value) > 0 and all(a < b for a, b in zip(curve.at, curve.at[1:], strict=False))
 
 
 def dump_profile(profile: Profile) -> bytes:

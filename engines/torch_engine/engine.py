@@ -27,6 +27,7 @@ from engines.torch_engine.memory import (
 )
 from engines.torch_engine.reference_attention import ReferenceAttention, to_device
 from engines.torch_engine.sampling import sample
+from engines.torch_engine.verify import Watch, WatchedRows
 from traces.errors import BenchctlError
 
 
@@ -91,14 +92,22 @@ class TorchEngine:
         if max_model_len is None:
             max_model_len = config.max_position_embeddings
         self._check(model, num_blocks, block_size, max_model_len, attention, temperature)
+        if model.team is not None:  # the other ranks build theirs
+            model.team.build(
+                "TorchEngine",
+                num_blocks=num_blocks,
+                block_size=block_size,
+                max_model_len=max_model_len,
+                attention=attention,
+            )
         self.model = model
         self.limits = EngineLimits(num_blocks, block_size, max_model_len, config.vocab_size)
         self.temperature = temperature
         self.seed = seed
         self.return_logits = return_logits
-        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, block_size, model.local.num_kv_heads, config.head_dim)
         # Asked beforehand, since a CPU gives out memory that it does not have and ends the process later.
-        if num_blocks * block_size * kv_bytes_per_token(config, model.dtype) > available_bytes(model.device):
+        if num_blocks * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
             raise cache_out_of_memory(model, num_blocks, block_size)
         try:
             self.k_cache = torch.zeros(shape, dtype=model.dtype, device=model.device)
@@ -110,6 +119,7 @@ class TorchEngine:
             raise cache_out_of_memory(model, num_blocks, block_size) from None
         self._attention: AttentionBackend | None = ATTENTION_BACKENDS[attention](self.k_cache, self.v_cache)
         self._fitting_bytes = 0  # CPU: the largest estimate of a pass that was found to fit
+        self.watch: Watch | None = None
 
     @staticmethod
     def _check(
@@ -150,24 +160,42 @@ class TorchEngine:
         assert longest <= (self.limits.max_model_len or 0), (longest, self.limits)
         if model.device.type == "cpu":
             self._require_forward_fits(inputs, longest)
+        watched = None if self.watch is None else self.watch.rows(batch)
         try:
+            if model.team is not None:
+                model.team.round(inputs)
             attention = self._attention.prepare(inputs)
             if model.device.type == "cuda":
-                return self._launch_on_card(inputs, attention, began)
+                return self._launch_on_card(inputs, attention, began, watched)
             prepared = time.perf_counter()
             token_ids, logits = self._forward(inputs, attention)
             ended = time.perf_counter()
-            return PendingStep(token_ids, logits, inputs.num_tokens, prepared - began, ended - prepared, None)
+            if watched is not None:
+                assert self.watch is not None
+                self.watch.keep(watched, logits, token_ids)
+            kept = logits if self.return_logits else None
+            return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, ended - prepared, None)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
+            if is_out_of_memory(error):
+                raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
+            if model.team is not None:
+                model.team.explain(error)
+            raise
+
+    @torch.inference_mode()
+    def follow(self, inputs: BatchInputs) -> None:
+        """This rank's part of a round that rank 0 announced."""
+        assert self._attention is not None, "the engine was closed"
+        device = self.model.device
+        attention = self._attention.prepare(inputs)
+        hidden = self.model.forward(to_device(inputs.token_ids, device), to_device(inputs.positions, device), attention)
+        self.model.logits(hidden.index_select(0, to_device(inputs.yield_rows, device)))
 
     def _require_forward_fits(self, inputs: BatchInputs, longest: int) -> None:
         """The CPU gives out memory that it does not have: refuse a pass too large instead of being killed in it."""
         model = self.model
         needed = estimate_forward_bytes(
-            model.config,
+            model.local,
             model.dtype,
             model.device,
             num_tokens=inputs.num_tokens,
@@ -179,7 +207,9 @@ class TorchEngine:
                 raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest)
             self._fitting_bytes = needed
 
-    def _launch_on_card(self, inputs: BatchInputs, attention: Attention, began: float) -> PendingStep:
+    def _launch_on_card(
+        self, inputs: BatchInputs, attention: Attention, began: float, watched: WatchedRows | None
+    ) -> PendingStep:
         stream = torch.cuda.current_stream(self.model.device)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         prepared = time.perf_counter()
@@ -188,21 +218,27 @@ class TorchEngine:
         end.record(stream)
         token_ids = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
         token_ids.copy_(on_device, non_blocking=True)
+        if watched is not None:
+            assert self.watch is not None
+            self.watch.keep(watched, logits, on_device)
         copied = torch.cuda.Event()
         copied.record(stream)
-        return PendingStep(token_ids, logits, inputs.num_tokens, prepared - began, None, (start, end, copied))
+        kept = logits if self.return_logits else None
+        return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, None, (start, end, copied))
 
-    def _forward(self, inputs: BatchInputs, attention: Attention) -> tuple[Tensor, Tensor | None]:
-        """-> (token ids [yields] on the device, their logits if wanted)."""
+    def _forward(self, inputs: BatchInputs, attention: Attention) -> tuple[Tensor, Tensor]:
+        """-> (token ids [yields], their logits), on the device."""
         model, device = self.model, self.model.device
         hidden = model.forward(to_device(inputs.token_ids, device), to_device(inputs.positions, device), attention)
         # Only positions that yield a token are worth a row of the vocabulary's width.
         logits = model.logits(hidden.index_select(0, to_device(inputs.yield_rows, device)))
         token_ids = sample(logits, self.temperature, self.seed, inputs.yield_requests, inputs.yield_positions)
-        return token_ids, logits if self.return_logits else None
+        return token_ids, logits
 
     def collect(self, handle: PendingStep) -> StepResult:
         """Wait for a round. `duration_s` is the device's time: the host's is measured by whoever calls."""
+        if self.model.team is not None and handle.events is not None:
+            self.model.team.wait(handle.events[2])
         device_s = handle.wait()
         return StepResult(
             token_ids=handle.token_ids.numpy().astype(np.int64, copy=False),
@@ -215,5 +251,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Give the KV cache back. Rounds that were launched have to be collected before."""
+        if self.model.team is not None:
+            self.model.team.release()
         self._attention = None
         self.k_cache = self.v_cache = torch.empty(0)

@@ -15,6 +15,7 @@ from torch import Tensor
 from engines.kernels import sampling
 from engines.kernels.activation import silu_mul
 from engines.kernels.attention import Config, paged_attention
+from engines.kernels.chunk_attention import chunk_attention, own_rows
 from engines.kernels.linear import few_rows_linear
 from engines.kernels.norms import add_norm, embed_norm
 from engines.kernels.rope import rope_and_store
@@ -22,7 +23,11 @@ from engines.kernels.tables import update_tables
 from engines.model.config import ModelConfig
 from engines.model.transformer import Model
 from engines.torch_engine import tuning
-from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs
+from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs, Shape
+
+MANY_ROWS = (
+    2049  # above the largest round in a graph: a product that adds costs less than a kernel that reads both again
+)
 
 
 def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_seqs: int, max_model_len: int) -> int:
@@ -50,7 +55,7 @@ class FusedForward:
         max_model_len: int,
         temperature: float,
     ) -> None:
-        c = model.config
+        c = model.local
         self.model, self.k_cache, self.v_cache, self.block_tables = model, k_cache, v_cache, block_tables
         self.temperature = temperature
         device, dtype = model.device, model.dtype
@@ -58,7 +63,10 @@ class FusedForward:
         self.chunk_config = tuning.chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, k_cache.shape[2], dtype)
         # One for all rounds with chunks, so that no round meets a kernel that is not compiled yet.
         self.single_config = replace(self._decode_config(512), num_splits=1)
-        self.tokens_per_tile = self.chunk_config.block_m // self.group
+        # Chunks whose keys are mostly older than the round read them as decodes do, with larger tiles.
+        self.own_config = tuning.own_chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, dtype, device)
+        self.tokens_per_tile = (self.own_config or self.chunk_config).block_m // self.group
+        self.tokens_per_paged_tile = self.chunk_config.block_m // self.group
 
         def buffer(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             # Zeros: rows of padding are computed with too, and have to be numbers.
@@ -68,6 +76,7 @@ class FusedForward:
         self.residual = buffer(max_tokens, c.hidden_size)
         self.x = buffer(max_tokens, c.hidden_size)
         self.qkv = buffer(max_tokens, q_size + 2 * c.num_kv_heads * c.head_dim)
+        self.own = own_rows(self.qkv, c.head_dim, self.own_config) if self.own_config else None
         self.q = buffer(max_tokens, c.num_heads, c.head_dim)
         self.attended = buffer(max_tokens, q_size)
         self.added = buffer(max_tokens, c.hidden_size)
@@ -90,19 +99,45 @@ class FusedForward:
         angles = torch.arange(max_model_len, device=device, dtype=torch.float32)[:, None] * model.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
         self.ones = torch.ones(max_seqs, dtype=torch.int32, device=device)
-        self.counting = torch.arange(max_seqs, dtype=torch.int32, device=device)
 
     def _decode_config(self, num_seqs: int) -> Config:
-        c = self.model.config
+        c = self.model.local
         return tuning.decode_attention(num_seqs, c.num_heads, c.num_kv_heads, c.head_dim, self.model.dtype)
+
+    def _sum_linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """A product whose inputs lie in several ranks: each one's sum is rounded, then they are summed."""
+        result = self._linear(x, weight, out)
+        if self.model.parallel.size == 1:
+            return result
+        if result.dim() == 3:
+            out.copy_(result.sum(0))
+        return self.model.parallel.all_reduce(out)
+
+    def _embed(self, inputs: DeviceInputs, residual: Tensor, x: Tensor, num_tokens: Tensor) -> None:
+        w, eps, parallel = self.model.weights, self.model.config.rms_norm_eps, self.model.parallel
+        norm, rows = w.layers[0].input_norm, len(x)
+        if parallel.size == 1:
+            embed_norm(inputs["token_ids"], w.embedding, norm, residual, x, num_tokens, eps)
+            return
+        first, last = parallel.vocab_share(self.model.config.vocab_size)
+        own = self.added[:rows]
+        embed_norm(inputs["token_ids"], w.embedding[: last - first], norm, own, x, num_tokens, eps, first)
+        parallel.all_reduce(own)
+        residual.zero_()
+        add_norm(own, residual, norm, x, num_tokens, eps)
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """x @ weight.T: in `out`, or as partial sums [splits, rows, N] where a product of few rows is split."""
         config = tuning.few_rows(x.shape[0], *weight.shape)
-        if config is None:
-            torch.mm(x, weight.t(), out=out)
-            return out
         rows, n = x.shape[0], weight.shape[0]
+        if config is None:
+            padded = tuning.product_rows(rows, *weight.shape)
+            if rows < padded <= len(self.x):
+                # Buffers go on beyond the slice; what such rows hold is a number, and nobody reads what comes of it.
+                torch.mm(_rows(x, padded), weight.t(), out=_rows(out, padded))
+            else:
+                torch.mm(x, weight.t(), out=out)
+            return out
         if config.splits == 1:
             few_rows_linear(x, weight, out[None], config)
             return out
@@ -110,9 +145,20 @@ class FusedForward:
         few_rows_linear(x, weight, parts, config)
         return parts
 
-    def run(self, inputs: DeviceInputs) -> None:
-        """Launch a round of `inputs.shape`; its tokens end up in `self.tokens`, its logits in `self.logits`."""
-        c, w, shape = self.model.config, self.model.weights, inputs.shape
+    def _add_linear(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor | None:
+        """What a layer adds to the residual stream; None: it has been added, by the product itself where rows are many."""
+        rows = len(x)
+        if rows >= MANY_ROWS and self.model.parallel.size == 1:
+            residual.addmm_(x, weight.t())
+            return None
+        return self._sum_linear(x, weight, self.added[:rows])
+
+    def run(self, inputs: DeviceInputs, num_layers: int | None = None) -> None:
+        """Launch a round of `inputs.shape`; its tokens end up in `self.tokens`, its logits in `self.logits`.
+
+        `num_layers`: stop after so many (to have every kernel compiled).
+        """
+        c, w, shape = self.model.local, self.model.weights, inputs.shape
         eps, rows, seqs = c.rms_norm_eps, shape.num_tokens, shape.num_seqs
         num_tokens = inputs.count(TOKENS)
         update_tables(
@@ -123,76 +169,73 @@ class FusedForward:
             inputs.count(UPDATES),
         )
         residual, x, q, attended = self.residual[:rows], self.x[:rows], self.q[:rows], self.attended[:rows]
-        embed_norm(inputs["token_ids"], w.embedding, w.layers[0].input_norm, residual, x, num_tokens, eps)
-        added: Tensor = self.added[:rows]
-        for i, layer in enumerate(w.layers):
+        self._embed(inputs, residual, x, num_tokens)
+        added: Tensor | None = None
+        for i, layer in enumerate(w.layers[:num_layers]):
             qkv = self._linear(x, layer.qkv, self.qkv[:rows])
             rope_and_store(
                 qkv, layer.qkv_bias, q, self.k_cache[i], self.v_cache[i], layer.q_norm, layer.k_norm, self.cos, self.sin,
                 inputs["positions"], inputs["table_rows"], self.block_tables, num_tokens, eps,
+                self.qkv[:rows] if self._reads_own(shape) else None,
             )  # fmt: skip
             self._attend(i, inputs, q, attended.view(rows, c.num_heads, c.head_dim))
-            added = self._linear(attended, layer.out, self.added[:rows])
+            added = self._add_linear(attended, layer.out, residual)
             add_norm(added, residual, layer.post_attention_norm, x, num_tokens, eps)
             gate_up = self._linear(x, layer.gate_up, self.gate_up[:rows])
             silu_mul(gate_up, self.activated[:rows], num_tokens)
-            added = self._linear(self.activated[:rows], layer.down, self.added[:rows])
+            added = self._add_linear(self.activated[:rows], layer.down, residual)
             if i + 1 < c.num_layers:
                 add_norm(added, residual, w.layers[i + 1].input_norm, x, num_tokens, eps)
         last = self.last[:seqs]
         add_norm(added, residual, w.norm, last, inputs.count(YIELDS), eps, rows=inputs["yield_rows"])
         torch.mm(last, w.lm_head.t(), out=self.logits[:seqs])
         keys = inputs["keys"] if self.temperature > 0 else None
+        parallel = self.model.parallel
+        first, last = parallel.vocab_share(self.model.config.vocab_size)
         sampling.sample(
-            self.logits[:seqs],
+            self.logits[:seqs, : last - first],
             keys,
             self.best[:seqs],
             self.best_token[:seqs],
             self.tokens[:seqs],
             inputs.count(YIELDS),
             self.temperature,
+            first,
+            parallel.gather if parallel.size > 1 else None,
         )
 
+    def _reads_own(self, shape: Shape) -> bool:
+        return self.own is not None and not shape.decodes_only and shape.chunk_keys != "blocks"
+
     def _attend(self, layer: int, inputs: DeviceInputs, q: Tensor, out: Tensor) -> None:
-        shape, c = inputs.shape, self.model.config
+        """Sequences that feed one token, the longest first, then the tiles of those that feed several."""
+        shape, c = inputs.shape, self.model.local
         scale = c.head_dim**-0.5
-        config = self._decode_config(shape.num_seqs)
-        splits = config.num_splits
-        most_queries = shape.num_tokens
-        if shape.decodes_only:
-            tiles = (inputs["table_rows"], self.counting, inputs["positions"], self.ones)
-        else:
-            # Partial results are kept by row of q; with chunks beside them the rows are too many for that.
-            config = self.single_config
-            splits = 1
-            tiles = (inputs["single_row"], inputs["single_query"], inputs["single_pos"], self.ones)
-        partial = self.partial[: most_queries * splits * c.num_heads * c.head_dim] if splits > 1 else None
-        lse = self.lse[: most_queries * splits * c.num_heads] if splits > 1 else None
-        paged_attention(
-            q,
-            self.k_cache[layer],
-            self.v_cache[layer],
-            out,
-            self.block_tables,
-            *tiles,
-            inputs.count(SINGLES),
-            shape.num_seqs,
-            scale,
-            config,
-            partial,
-            lse,
-        )
-        if not shape.decodes_only:
-            tiles = (inputs["chunk_row"], inputs["chunk_query"], inputs["chunk_pos"], inputs["chunk_len"])
+        k_cache, v_cache, tables = self.k_cache[layer], self.v_cache[layer], self.block_tables
+        if shape.singles:
+            config = self._decode_config(shape.num_seqs) if shape.decodes_only else self.single_config
+            splits = config.num_splits  # partial results lie by row of q: beside chunks the rows are too many for that
             paged_attention(
-                q,
-                self.k_cache[layer],
-                self.v_cache[layer],
-                out,
-                self.block_tables,
-                *tiles,
-                inputs.count(CHUNKS),
-                shape.chunk_tiles,
-                scale,
-                self.chunk_config,
-            )
+                q, k_cache, v_cache, out, tables,
+                inputs["single_row"], inputs["single_query"], inputs["single_pos"], self.ones,
+                inputs.count(SINGLES), shape.num_seqs, scale, config,
+                self.partial[: shape.num_tokens * splits * c.num_heads * c.head_dim] if splits > 1 else None,
+                self.lse[: shape.num_tokens * splits * c.num_heads] if splits > 1 else None,
+            )  # fmt: skip
+        if shape.decodes_only:
+            return
+        tiles = (inputs["chunk_row"], inputs["chunk_query"], inputs["chunk_pos"], inputs["chunk_len"])
+        count, most = inputs.count(CHUNKS), shape.chunk_tiles
+        if self._reads_own(shape):
+            assert self.own_config is not None
+            chunk_attention(
+                q, self.own, k_cache, v_cache, out, tables, *tiles, inputs["chunk_base"], count, most, scale, self.own_config,
+                shape.chunk_keys == "fresh",
+            )  # fmt: skip
+        else:
+            paged_attention(q, k_cache, v_cache, out, tables, *tiles, count, most, scale, self.chunk_config)
+
+
+def _rows(tensor: Tensor, num_rows: int) -> Tensor:
+    """The first rows of a buffer of which `tensor` is the beginning."""
+    return tensor.as_strided((num_rows, tensor.shape[1]), tensor.stride())

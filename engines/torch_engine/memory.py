@@ -66,7 +66,7 @@ def max_kv_tokens(
     buffers for `triton`. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits
     half of the memory left. Raises BenchctlError where less than one multiple is left.
     """
-    config, device = model.config, model.device
+    config, device = model.local, model.device
     max_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     per_token = kv_bytes_per_token(config, model.dtype)
     if device.type != "cuda":
@@ -85,8 +85,10 @@ def max_kv_tokens(
             peak = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
         gc.collect()
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        spare = int(total * gpu_memory_utilization) - (total - free) - peak - RESERVED_BYTES
+        # The same pool in every rank: as large as fits the fullest card.
+        cards = [torch.cuda.mem_get_info(device), *([] if model.team is None else model.team.memory())]
+        spare = min(int(total * gpu_memory_utilization) - (total - free) for free, total in cards)
+        spare -= peak + RESERVED_BYTES
         tokens = max(spare, 0) // per_token
         fix = "raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use a smaller model"
     tokens = tokens // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
@@ -101,7 +103,7 @@ def max_kv_tokens(
 
 def cache_out_of_memory(model: Model, num_blocks: int, block_size: int) -> BenchctlError:
     """The KV cache of an engine does not fit: names what would, and leaves a tenth for the passes."""
-    per_token = kv_bytes_per_token(model.config, model.dtype)
+    per_token = kv_bytes_per_token(model.local, model.dtype)
     available = available_bytes(model.device)
     multiple = max(block_size, KV_TOKENS_MULTIPLE)
     fits = int(available * 0.9) // per_token // multiple * multiple
@@ -121,7 +123,7 @@ def forward_out_of_memory(model: Model, num_tokens: int, num_seqs: int, max_cont
 
     def fits(budget: int) -> bool:
         needed = estimate_forward_bytes(
-            model.config,
+            model.local,
             model.dtype,
             model.device,
             num_tokens=budget,

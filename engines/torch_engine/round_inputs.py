@@ -7,6 +7,7 @@ tables stay on the device; a round carries what is new in them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,12 +24,19 @@ TOKENS, SINGLES, CHUNKS, YIELDS, UPDATES = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a round may hold: a CUDA graph is captured for one. `chunk_tiles` 0: decodes alone, one token a sequence."""
+    """What a round may hold: a CUDA graph is captured for one. `chunk_tiles` 0: decodes alone, one token a sequence.
+
+    `chunk_keys`: chunks find their keys of this round in its rows ("own"), and there are no others ("fresh"), or all are read
+    through the block tables ("blocks").
+    `singles`: sequences that feed one token may be among them.
+    """
 
     num_tokens: int
     num_seqs: int
     chunk_tiles: int
     num_updates: int
+    chunk_keys: Literal["own", "fresh", "blocks"] = "own"
+    singles: bool = True
 
     @property
     def decodes_only(self) -> bool:
@@ -47,9 +55,10 @@ class Shape:
             "positions": self.num_tokens,
             "table_rows": self.num_tokens,
         }
+        columns |= dict.fromkeys(("single_row", "single_query", "single_pos"), self.num_seqs)
         if not self.decodes_only:
-            columns |= dict.fromkeys(("single_row", "single_query", "single_pos"), self.num_seqs)
-            columns |= dict.fromkeys(("chunk_row", "chunk_query", "chunk_pos", "chunk_len"), self.chunk_tiles)
+            names = ("chunk_row", "chunk_query", "chunk_pos", "chunk_len", "chunk_base")
+            columns |= dict.fromkeys(names, self.chunk_tiles)
         columns |= dict.fromkeys(("update_row", "update_column", "update_block"), self.num_updates)
         return {name: -(-length // 4) * 4 for name, length in columns.items()}
 
@@ -142,6 +151,14 @@ class HostInputs:
     context_pairs: int  # sum over fed tokens of the keys each attends to
     context_tokens: int  # sum over sequences of the keys read
 
+    @property
+    def chunk_keys(self) -> Literal["own", "fresh", "blocks"]:
+        """Where chunks had best read their keys: from blocks where most are of earlier rounds."""
+        several = self.num_tokens > 1
+        n, start = self.num_tokens[several], self.start[several]
+        older = int((n * start).sum())
+        return "fresh" if older == 0 else "own" if older <= int((n * (n + 1) // 2).sum()) else "blocks"
+
 
 def gather(batch: ScheduledBatch, vocab_size: int) -> HostInputs:
     """Raises BenchctlError where a token id is outside the vocabulary."""
@@ -221,14 +238,17 @@ def write(
     views["yield_rows"][: len(yielding)] = inputs.first_row[yielding + 1] - 1
     header = views["header"]
     header[TOKENS], header[YIELDS], header[UPDATES] = num_tokens, len(yielding), num_updates
-    header[SINGLES], header[CHUNKS] = num_tokens, 0
+    # The longest first, so that none is left alone at the end.
+    order = np.argsort(-inputs.start, kind="stable")
+    singles = order if shape.decodes_only else order[inputs.num_tokens[order] == 1]
+    header[SINGLES], header[CHUNKS] = len(singles), 0
+    views["single_row"][: len(singles)] = rows[singles]
+    views["single_query"][: len(singles)] = inputs.first_row[singles]
+    views["single_pos"][: len(singles)] = inputs.start[singles]
     if not shape.decodes_only:
-        singles = np.flatnonzero(inputs.num_tokens == 1)
         seq, first, length = tiles
-        header[SINGLES], header[CHUNKS] = len(singles), len(seq)
-        views["single_row"][: len(singles)] = rows[singles]
-        views["single_query"][: len(singles)] = inputs.first_row[singles]
-        views["single_pos"][: len(singles)] = inputs.start[singles]
+        header[CHUNKS] = len(seq)
+        views["chunk_base"][: len(seq)] = inputs.first_row[seq]
         views["chunk_row"][: len(seq)] = rows[seq]
         views["chunk_query"][: len(seq)] = inputs.first_row[seq] + first
         views["chunk_pos"][: len(seq)] = inputs.start[seq] + first

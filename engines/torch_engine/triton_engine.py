@@ -7,19 +7,21 @@ Without a card it runs in Triton's interpreter (TRITON_INTERPRET=1), slowly: tha
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
+from engines.kernels.launch import compiling
 from engines.model.memory import available_bytes, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
 from engines.torch_engine.fused_forward import FusedForward
 from engines.torch_engine.memory import cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
 from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
+from engines.torch_engine.verify import Watch
 
 IN_FLIGHT = 4  # rounds whose host buffers are kept apart
 MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
@@ -75,14 +77,19 @@ class TritonEngine:
         config = model.config
         max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
         TorchEngine._check(model, num_blocks, block_size, max_model_len, "reference", temperature)
+        if model.team is not None:  # the other ranks build theirs
+            model.team.build(
+                "TritonEngine", num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=max_num_seqs, max_model_len=max_model_len, temperature=temperature, enforce_eager=enforce_eager,
+            )  # fmt: skip
         self.model = model
         self.limits = EngineLimits(num_blocks, block_size, max_model_len, config.vocab_size)
         self.seed = seed if temperature > 0 else None
         self.return_logits = return_logits
         self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
-        if num_blocks * block_size * kv_bytes_per_token(config, model.dtype) > available_bytes(model.device):
+        if num_blocks * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
             raise cache_out_of_memory(model, num_blocks, block_size)
-        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, block_size, model.local.num_kv_heads, config.head_dim)
         max_blocks = min(-(-max_model_len // block_size), num_blocks)
         num_rows = 2 * self.max_seqs
         try:
@@ -113,13 +120,16 @@ class TritonEngine:
             for _ in range(IN_FLIGHT)
         ]
         self.next_flight = 0
+        self.watch: Watch | None = None
         self.graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
         self.device_inputs: dict[Shape, DeviceInputs] = {}
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
         self._weight_bytes, self._matrix_parameters = _sizes(model)
-        if on_card and not enforce_eager:
-            self._capture_graphs()
+        if on_card:
+            self._compile_kernels()
+            if not enforce_eager:
+                self._capture_graphs()
 
     # -- shapes
 
@@ -147,6 +157,20 @@ class TritonEngine:
         )
 
     @torch.inference_mode()
+    def _compile_kernels(self) -> None:
+        """Have every kernel compiled that a round can meet, side by side, so that no round waits for one."""
+        decodes, mixed = self._graph_shapes()
+        shapes = [*decodes, *mixed]
+        for num_tokens in {min(16, self.max_tokens), self.max_tokens}:
+            num_seqs = min(num_tokens, self.max_seqs)
+            exact = self._exact_shape(num_tokens, num_seqs, self._most_tiles(num_tokens, num_seqs), 64)
+            shapes += [replace(exact, chunk_keys=keys) for keys in ("own", "fresh", "blocks")]
+        self.inputs.zero_()  # counts of 0
+        with compiling():
+            for shape in shapes:
+                self.forward.run(DeviceInputs.of(shape, self.inputs), num_layers=1)
+
+    @torch.inference_mode()
     def _capture_graphs(self) -> None:
         self.decode_shapes, self.mixed_shapes = self._graph_shapes()
         pool = None
@@ -157,7 +181,9 @@ class TritonEngine:
             self.forward.run(inputs)
             torch.cuda.synchronize(self.model.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # Collectives' own threads look at the device meanwhile: only this thread is watched then.
+            strict = "global" if self.model.parallel.size == 1 else "thread_local"
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=strict):
                 self.forward.run(inputs)
             pool = pool or graph.pool()
             self.graphs[shape] = graph
@@ -191,16 +217,36 @@ class TritonEngine:
         tiles = chunk_tiles(inputs, self.forward.tokens_per_tile)
         num_updates = sum(len(blocks) for _, _, blocks in updates)
         shape = self._choose_shape(len(inputs.token_ids), batch.num_seqs, len(tiles[0]), num_updates)
+        if shape not in self.graphs and len(tiles[0]):
+            chunk_keys = inputs.chunk_keys if self.forward.own is not None else "blocks"
+            if chunk_keys == "blocks":
+                tiles = chunk_tiles(inputs, self.forward.tokens_per_paged_tile)
+            shape = replace(
+                shape, chunk_tiles=len(tiles[0]), chunk_keys=chunk_keys, singles=bool((batch.num_tokens == 1).any())
+            )
         flight = self.flights[self.next_flight]
         self.next_flight = (self.next_flight + 1) % IN_FLIGHT
         if flight.done is not None:
             flight.done.synchronize()
         write(flight.inputs.numpy()[: shape.size], shape, inputs, rows, tiles, updates, batch, self.seed)
         prepared = time.perf_counter()
+        watched = None if self.watch is None else self.watch.rows(batch)
+        want_logits = self.return_logits or watched is not None
+        logits: Tensor | None = None
         try:
+            if self.model.team is not None:
+                values = flight.inputs.numpy()[: shape.size].tobytes()
+                self.model.team.round((shape, len(inputs.yielding), values, want_logits))
             mode, events = self._start(shape, flight, len(inputs.yielding))
+            if want_logits:
+                logits = self._gathered_logits(len(inputs.yielding))
+            if watched is not None:
+                assert self.watch is not None
+                self.watch.keep(watched, logits, self.forward.tokens)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
+                if self.model.team is not None:
+                    self.model.team.explain(error)
                 raise
             raise forward_out_of_memory(
                 self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())
@@ -216,10 +262,27 @@ class TritonEngine:
             prepare_s=prepared - began,
             events=events,
             forward_s=None if events else time.perf_counter() - prepared,
-            logits=self.forward.logits[: len(inputs.yielding)].float().clone() if self.return_logits else None,
+            logits=logits.float().clone() if logits is not None and self.return_logits else None,
             flops=flops,
             bytes=num_bytes,
         )
+
+    @torch.inference_mode()
+    def follow(self, announced: tuple[Shape, int, bytes, bool]) -> None:
+        """This rank's part of a round that rank 0 announced."""
+        shape, num_yields, values, want_logits = announced
+        flight = self.flights[self.next_flight]
+        self.next_flight = (self.next_flight + 1) % IN_FLIGHT
+        if flight.done is not None:
+            flight.done.synchronize()
+        flight.inputs.numpy()[: shape.size] = np.frombuffer(values, dtype=np.int32)
+        self._start(shape, flight, num_yields)
+        if want_logits:
+            self._gathered_logits(num_yields)
+
+    def _gathered_logits(self, num_yields: int) -> Tensor:
+        """[yields, vocab] of the round just launched, of all ranks; a view where there is one."""
+        return self.model.parallel.gather_vocab(self.forward.logits[:num_yields], self.model.config.vocab_size)
 
     def _start(
         self, shape: Shape, flight: Flight, num_yields: int
@@ -247,6 +310,8 @@ class TritonEngine:
         device_s = handle.forward_s
         if handle.events is not None:
             assert handle.flight.done is not None
+            if self.model.team is not None:
+                self.model.team.wait(handle.flight.done)
             handle.flight.done.synchronize()
             device_s = handle.events[0].elapsed_time(handle.events[1]) * 1e-3
         return StepResult(
@@ -267,7 +332,7 @@ class TritonEngine:
         and (query, key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once, what is written of
         them. Left out: activations, norms, RoPE, sampling, the second reading of keys by further tiles of a chunk.
         """
-        c = self.model.config
+        c = self.model.local
         head = c.vocab_size * c.hidden_size
         flops = 2.0 * self._matrix_parameters * num_tokens + 2.0 * head * num_yields
         flops += 4.0 * c.num_layers * c.num_heads * c.head_dim * context_pairs
@@ -277,6 +342,8 @@ class TritonEngine:
 
     def close(self) -> None:
         """Give the memory back. Rounds that were launched have to be collected before."""
+        if self.model.team is not None:
+            self.model.team.release()
         self.graphs = {}
         self.device_inputs = {}
         self.k_cache = self.v_cache = torch.empty(0)
@@ -285,7 +352,7 @@ class TritonEngine:
 
 def _sizes(model: Model) -> tuple[float, float]:
     """(bytes of the weights a round reads whole, parameters of the layers' matrices)."""
-    c = model.config
+    c = model.local
     head = c.vocab_size * c.hidden_size
     matrices = c.num_parameters - head * (1 if c.tie_word_embeddings else 2)
     return float((matrices + head) * model.dtype.itemsize), float(matrices)
