@@ -1,4 +1,4 @@
-"""From rounds to table columns: batch rows gathered by column, decisions and block events turned from rows into columns.
+"""From decisions and block events to table columns.
 
 Must not know files or time. The same integer columns feed the digest and the tables, so what is written is what was hashed.
 """
@@ -121,6 +121,17 @@ class EventBuffer:
             self._rounds.append((number, shift, len(events.runs) // RUN_WIDTH))
         return len(events.blocks)
 
+    def extend_stretch(self, first: int, shift: int, events: BlockEvents, runs: list[int]) -> int:
+        """Events of rounds from `first` on, `runs` of each; `shift` is for the first."""
+        if events.runs:
+            self._runs.fromlist(events.runs)
+            self._blocks.fromlist(events.blocks)
+            self._flags += events.flags
+            for number, count in enumerate(runs, first):
+                if count:
+                    self._rounds.append((number, shift if number == first else 0, count))
+        return len(events.blocks)
+
     def extend_rows(self, number: int, shift: int, rows: Iterable[BlockRow]) -> None:
         """The same from plain rows, as a policy of the user's own may give them."""
         log = RoundLog()
@@ -176,120 +187,10 @@ def merge(first: list[Int64Array], second: list[Int64Array]) -> list[Int64Array]
     return [np.concatenate(pair)[at] for pair in zip(first, second, strict=True)]
 
 
-def _nullable(column: Int64Array) -> pl.Series:
+def nullable(column: Int64Array) -> pl.Series:
+    """NULL becomes null."""
     series = pl.Series(column)
     return series.set(series == NULL, None) if (column == NULL).any() else series
-
-
-class BatchBuffer:
-    """Rows of `batches`, column by column, of one part. Owned by one recorder until it is handed to be written."""
-
-    _COLUMNS = ("request", "start", "num_tokens", "is_decode", "cached", "yields", "num_blocks", "prompt")
-
-    def __init__(self, capacity: int = 4096) -> None:
-        self._data: Int64Array = np.empty((len(self._COLUMNS), capacity), dtype=np.int64)
-        self._size = 0
-        self._rounds: list[tuple[int, int, float]] = []  # (round, rows, t_end_s)
-        self._sampled: list[Int64Array | None] = []  # one entry a round with rows
-
-    def append(
-        self, number: int, batch: ScheduledBatch, prompt: Int64Array, t_end_s: float, sampled: Int64Array | None
-    ) -> None:
-        """Copy one round's columns: they are the scheduler's live state. `prompt`: [num_seqs] prompt lengths."""
-        count = len(batch.request)
-        if count == 0:
-            return
-        begin, end = self._size, self._size + count
-        if end > self._data.shape[1]:
-            grown = np.empty((len(self._COLUMNS), max(end, 2 * self._data.shape[1])), dtype=np.int64)
-            grown[:, :begin] = self._data[:, :begin]
-            self._data = grown
-        data = self._data
-        data[0, begin:end] = batch.request
-        data[1, begin:end] = batch.start
-        data[2, begin:end] = batch.num_tokens
-        data[3, begin:end] = batch.is_decode
-        data[4, begin:end] = batch.cached_tokens
-        data[5, begin:end] = batch.yields_token
-        data[6, begin:end] = batch.num_blocks
-        data[7, begin:end] = prompt
-        self._size = end
-        self._rounds.append((number, count, t_end_s))
-        self._sampled.append(None if sampled is None else sampled.copy())
-
-    def columns(self) -> list[Int64Array]:
-        """The canonical columns of `batches`: round, order, request, start, num_tokens, phase, cached, yields, num_blocks."""
-        counts = _ints(count for _, count, _ in self._rounds)
-        numbers = _ints(number for number, _, _ in self._rounds)
-        first = np.repeat(np.cumsum(counts) - counts, counts)
-        order = np.arange(self._size, dtype=np.int64) - first
-        data = self._data[:, : self._size]
-        cached = np.where(data[4] < 0, NULL, data[4])
-        return [np.repeat(numbers, counts), order, data[0], data[1], data[2], data[3], cached, data[5], data[6]]
-
-    def frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The tables `batches` and `tokens` of `columns()`."""
-        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
-        batches = pl.DataFrame(
-            {
-                "round": number,
-                "order": order,
-                "request": request,
-                "start": start,
-                "num_tokens": num_tokens,
-                "phase": pl.Series(["prefill", "decode"]).gather(pl.Series(phase)),
-                "cached_tokens": _nullable(cached),
-                "yields_token": yields.astype(np.bool_),
-                "num_blocks": num_blocks,
-            }
-        )
-        rows = np.flatnonzero(yields)
-        t_end = np.repeat(
-            np.fromiter((t for _, _, t in self._rounds), dtype=np.float64, count=len(self._rounds)),
-            _ints(count for _, count, _ in self._rounds),
-        )
-        # A row that yields has fed all known tokens: the prompt and the tokens before this one.
-        index = start[rows] + num_tokens[rows] - self._data[7, : self._size][rows]
-        tokens = pl.DataFrame(
-            {
-                "request": request[rows],
-                "index": index,
-                "round": number[rows],
-                "t_s": t_end[rows],
-                "token_id": self._token_ids(yields, len(rows)),
-            }
-        )
-        return batches, tokens
-
-    def compact_frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The same tables with stretches of equal decode rows folded into one row each (`reports.records.COMPACT`)."""
-        batches, tokens = self.frames(columns)
-        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
-        # A decode feeds one token and yields one, so the rest is the same once these are.
-        rows, counts = fold(request, number, start, (order, num_blocks), may_grow=phase == 1)
-        folded = batches[rows].with_columns(pl.Series("num_rounds", counts))
-        if tokens["token_id"].null_count() < tokens.height:
-            return folded, tokens.with_columns(pl.lit(1, dtype=pl.Int64).alias("num_rounds"))
-        index = tokens["index"].to_numpy()
-        rows, counts = fold(
-            tokens["request"].to_numpy(),
-            tokens["round"].to_numpy(),
-            index,
-            (),
-            may_grow=np.ones(len(index), dtype=np.bool_),
-        )
-        return folded, tokens[rows].with_columns(pl.Series("num_rounds", counts))
-
-    def _token_ids(self, yields: Int64Array, count: int) -> pl.Series:
-        if all(sampled is None for sampled in self._sampled):
-            return pl.Series([None], dtype=pl.Int64).new_from_index(0, count)
-        at, pieces = 0, []
-        for (_, rows, _), sampled in zip(self._rounds, self._sampled, strict=True):
-            expected = int(np.count_nonzero(yields[at : at + rows]))
-            at += rows
-            assert sampled is None or len(sampled) == expected, (len(sampled), expected, "sampled tokens of a round")
-            pieces.append(np.full(expected, NULL, dtype=np.int64) if sampled is None else sampled.astype(np.int64))
-        return _nullable(np.concatenate(pieces))
 
 
 def decision_frame(columns: list[Int64Array]) -> pl.DataFrame:
@@ -300,10 +201,10 @@ def decision_frame(columns: list[Int64Array]) -> pl.DataFrame:
             "order": order,
             "kind": _words(kind, _KINDS),
             "request": request,
-            "other": _nullable(other),
+            "other": nullable(other),
             "reason": _words(reason, _REASONS),
-            "needed": _nullable(needed),
-            "available": _nullable(available),
+            "needed": nullable(needed),
+            "available": nullable(available),
             "unit": _words(unit, _UNITS),
         },
         schema=records.schema("decisions"),
@@ -319,34 +220,10 @@ def block_frame(columns: list[Int64Array]) -> pl.DataFrame:
             "block": block,
             "event": _words(event, _EVENTS),
             "request": request,
-            "index": _nullable(index),
+            "index": nullable(index),
         },
         schema=records.schema("blocks"),
     )
-
-
-def fold(
-    request: Int64Array, number: Int64Array, counter: Int64Array, same: tuple[Int64Array, ...], *, may_grow: BoolArray
-) -> tuple[Int64Array, Int64Array]:
-    """Stretches of rows of one request in consecutive rounds whose `counter` grows by one a round and `same` stay equal.
-
-    All arrays are [n]; rows where `may_grow` is false stand alone. Returns (the first row of each stretch, in row order, how
-    many rows it stands for).
-    """
-    n = len(request)
-    if n == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.lexsort((number, request))
-    before, after = at[:-1], at[1:]
-    joined = may_grow[before] & may_grow[after] & (request[before] == request[after])
-    joined &= (number[after] == number[before] + 1) & (counter[after] == counter[before] + 1)
-    for column in same:
-        joined &= column[before] == column[after]
-    begins = np.flatnonzero(np.concatenate([[True], ~joined]))
-    counts = np.diff(np.append(begins, n))
-    rows = at[begins]
-    in_order = np.argsort(rows)
-    return rows[in_order], counts[in_order]
 
 
 def rows_frame(table: str, rows: list[tuple[Any, ...]]) -> pl.DataFrame:

@@ -6,12 +6,15 @@ A clock must not know a policy, an engine or a queue. It has a `position`, in wh
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engines.interface import StepResult
+from engines.steady_batch import Costs
 
 NAP_S = 1.0  # the longest sleep of a wall clock
 RoundTimes = tuple[float, float, float, float]  # t_start_s, t_scheduled_s, t_executed_s, t_end_s
@@ -53,6 +56,33 @@ class Clock(Protocol):
 
     def landed(self, number: int) -> tuple[float, float]:
         """Overlapping: (end of the forward pass, when its tokens are out) of round `number`, just collected."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """When the rounds of a stretch take place, as far as they begin before somebody is due. Lists are [rounds].
+
+    `landed_s`: where rounds overlap, when the round before each was seen to end (nan: there was none); the last round's end is
+    then not known yet. `t_end_s` where they don't. `states`: the clock's own, after each round.
+    """
+
+    t_start_s: list[float]
+    t_end_s: list[float]
+    landed_s: list[float] = field(default_factory=list)
+    states: list[tuple[float, float, float]] = field(default_factory=list)
+
+
+class StridingClock(Protocol):
+    """A clock that knows beforehand when rounds of known costs will take place."""
+
+    def plan(self, costs: Costs, due: float | None, before: int | None) -> Plan:
+        """Of `costs` as many rounds as begin before position `due`, one at least. Changes nothing.
+
+        `before`: the number of a round that has not landed yet.
+        """
+
+    def take(self, plan: Plan, num_rounds: int) -> None:
+        """So many of the planned rounds were run."""
 
 
 class WallClock:
@@ -153,6 +183,24 @@ class VirtualClock(NeverOverlaps):
         self.round += 1
         return self._host(update_s)
 
+    @property
+    def strides(self) -> bool:
+        return not self._count_host
+
+    def plan(self, costs: Costs, due: float | None, before: int | None) -> Plan:
+        now, starts, ends = self._now, list[float](), list[float]()
+        for duration_s in costs.duration_s:
+            if due is not None and due <= now and starts:
+                break
+            starts.append(now)
+            now += duration_s
+            ends.append(now)
+        return Plan(starts, ends)
+
+    def take(self, plan: Plan, num_rounds: int) -> None:
+        self._now = plan.t_end_s[num_rounds - 1]
+        self.round += num_rounds
+
     def _host(self, seconds: float) -> float:
         if self._count_host:
             self._now += seconds
@@ -197,6 +245,17 @@ class RoundClock:
 
     def landed(self, number: int) -> tuple[float, float]:
         return float(number), float(number)
+
+    strides = True
+
+    def plan(self, costs: Costs, due: float | None, before: int | None) -> Plan:
+        first, rounds = self.round, len(costs.duration_s)
+        if due is not None:
+            rounds = max(1, min(rounds, math.ceil(due) - (first - 1)))
+        return Plan([float(r - 1) for r in range(first, first + rounds)], [float(r) for r in range(first, first + rounds)])
+
+    def take(self, plan: Plan, num_rounds: int) -> None:
+        self.round += num_rounds
 
 
 class RecordedClock(NeverOverlaps):

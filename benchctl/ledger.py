@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.interface import Int64Array, ScheduledBatch
+from engines.steady_batch import SteadyBatch
 
 Float64Array = npt.NDArray[np.float64]
 RequestRow = tuple[Any, ...]  # in the order of the `requests` table's columns
@@ -30,8 +31,8 @@ class RoundSpan:
 class Ledger:
     """Mutable; owned by one recorder."""
 
-    _FLOATS = ("first_scheduled_s", "first_token_s", "stalled_s", "preempted_s", "preempted_at", "seen")
-    _INTS = ("computed", "high_water", "discarded", "recomputed", "preemptions", "cached", "emitted")
+    _FLOATS = ("first_scheduled_s", "first_token_s", "stalled_s", "preempted_s", "preempted_at", "seen", "stall_before")
+    _INTS = ("computed", "high_water", "discarded", "recomputed", "preemptions", "cached", "emitted", "base", "steady")
 
     first_scheduled_s: Float64Array
     first_token_s: Float64Array  # nan: none yet
@@ -46,6 +47,9 @@ class Ledger:
     preemptions: Int64Array
     cached: Int64Array
     emitted: Int64Array  # output tokens at its last preemption
+    steady: Int64Array  # 1: it is counted with the steady decodes, by the three below, and its `computed` and `seen` rest
+    base: Int64Array  # computed = base + `_steady_age`
+    stall_before: Float64Array  # `_steady_stall` when it joined them
 
     def __init__(self, capacity: int = 256) -> None:
         self.slot_of: Int64Array = np.full(0, -1, dtype=np.int64)
@@ -64,6 +68,11 @@ class Ledger:
         self._free_slots = list(range(capacity - 1, -1, -1))
         self._recomputing: set[int] = set()  # slots that may be scheduled at positions computed before
         self.elapsed_s = 0.0  # the sum of all rounds' spans
+        # All steady decodes (`engines.steady_batch`) are computed in the same rounds, so most is known of them together.
+        self._num_steady = 0
+        self._steady_age = 0  # after their last round
+        self._steady_seen = 0.0  # `seen` of all of them
+        self._steady_stall = 0.0  # time in rounds that computed none of them
 
     # -- one request
 
@@ -95,6 +104,7 @@ class Ledger:
     def preempt(self, row: int, t_scheduled_s: float) -> None:
         """It lost its blocks. Called before the round's batch is counted: this round's tokens are not among the lost."""
         slot = int(self.slot_of[row])
+        self._leave_steady(slot)
         assert slot >= 0 and np.isnan(self.preempted_at[slot]), (row, slot, "preempted while it held nothing")
         computed = int(self.computed[slot])
         self.emitted[slot] = self._emitted(row, slot)
@@ -107,6 +117,7 @@ class Ledger:
 
     def finish(self, row: int, reason: str, t_end_s: float) -> RequestRow:
         """Its last token came out in the round just counted. Frees its slot."""
+        self._leave_steady(int(self.slot_of[row]))
         if self.asked_tokens[row] and reason == "max_tokens":
             reason = "length_capped"  # it got all that the scheduler was asked for, which was less than the trace asks
         return self._close(row, "finished", reason, t_end_s)
@@ -115,6 +126,7 @@ class Ledger:
         """The run ends with this request waiting or running."""
         slot = int(self.slot_of[row])
         if slot >= 0:
+            self._leave_steady(slot)
             if np.isnan(self.preempted_at[slot]):
                 self.stalled_s[slot] += self.elapsed_s - self.seen[slot]
             else:
@@ -155,33 +167,80 @@ class Ledger:
 
     # -- one round
 
-    def count(self, batch: ScheduledBatch, all_decode: bool, span: RoundSpan) -> Int64Array:
-        """Charge a round to the requests of its batch. Returns their prompt lengths, int64 [num_seqs]."""
-        rows = batch.request
-        slots = self.slot_of[rows]
-        prompt = self.prompt_tokens[rows]
-        end = batch.start + batch.num_tokens
+    def count(self, batch: ScheduledBatch, all_decode: bool, span: RoundSpan) -> None:
+        """Charge a round to the requests of its batch."""
         before = self.elapsed_s
-        self.elapsed_s = after = before + (span.t_end_s - span.t_start_s)
-        if len(rows) == 0:
-            return prompt
+        self.elapsed_s = before + (span.t_end_s - span.t_start_s)
+        if isinstance(batch, SteadyBatch):
+            self._count_steady(batch, before)
+            extra = batch.extra
+            if extra is not None:
+                self._count_rows(extra.request, extra.start, extra.num_tokens, before)
+                self._first_tokens(extra.request[extra.yields_token], span.t_end_s)
+        elif len(batch.request):
+            self._count_rows(batch.request, batch.start, batch.num_tokens, before)
+            if not all_decode:
+                self._first_tokens(batch.request[batch.yields_token], span.t_end_s)
+
+    def count_stretch(self, batch: SteadyBatch, t_start_s: list[float], t_end_s: list[float]) -> None:
+        """The same of several rounds of steady decodes, one after the other."""
+        before = self.elapsed_s
+        for start, end in zip(t_start_s, t_end_s, strict=True):
+            self.elapsed_s += end - start
+        self._count_steady(batch, before)
+        self._steady_age += len(t_end_s) - 1
+
+    def _count_steady(self, batch: SteadyBatch, before: float) -> None:
+        if self._num_steady and self._steady_seen != before:
+            self._steady_stall += before - self._steady_seen
+        if batch.num_decodes != self._num_steady:
+            # Newcomers stand at the end.
+            slots = self.slot_of[batch.requests[self._num_steady :]]
+            seen = self.seen[slots]
+            missed = np.flatnonzero(seen != before)
+            if len(missed):
+                self.stalled_s[slots[missed]] += before - seen[missed]
+            self.base[slots] = batch.bases[self._num_steady :]
+            self.stall_before[slots] = self._steady_stall
+            self.steady[slots] = 1
+            self._num_steady = batch.num_decodes
+        self._steady_age = batch.age + 1
+        self._steady_seen = self.elapsed_s
+
+    def _leave_steady(self, slot: int) -> None:
+        """What was counted for all is written down for one, if it was among them."""
+        if slot >= 0 and self.steady[slot]:
+            self.steady[slot] = 0
+            self.computed[slot] = self.base[slot] + self._steady_age
+            self.seen[slot] = self._steady_seen
+            self.stalled_s[slot] += self._steady_stall - self.stall_before[slot]
+            self._num_steady -= 1
+
+    def _count_rows(self, rows: Int64Array, start: Int64Array, num_tokens: Int64Array, before: float) -> None:
+        slots = self.slot_of[rows]
+        if self._num_steady and self.steady[slots].any():
+            for slot in np.flatnonzero(self.steady).tolist():
+                self._leave_steady(slot)
+        end = start + num_tokens
         seen = self.seen[slots]
         # Equal to the bit unless rounds passed without it: the same float was stored.
         missed = np.flatnonzero(seen != before)
         if len(missed):
             self.stalled_s[slots[missed]] += before - seen[missed]
-        self.seen[slots] = after
+        self.seen[slots] = self.elapsed_s
         if self._recomputing:
-            again = np.minimum(end, self.high_water[slots]) - batch.start
+            again = np.minimum(end, self.high_water[slots]) - start
             self.recomputed[slots] += np.maximum(again, 0)
         self.computed[slots] = end
         if self._recomputing:
             done = [s for s in self._recomputing if self.computed[s] >= self.high_water[s]]
             self._recomputing.difference_update(done)
-        if not all_decode:
-            first = np.flatnonzero(batch.yields_token & np.isnan(self.first_token_s[slots]))
-            self.first_token_s[slots[first]] = span.t_end_s
-        return prompt
+
+    def _first_tokens(self, rows: Int64Array, t_end_s: float) -> None:
+        """Rows that gave a token."""
+        slots = self.slot_of[rows]
+        first = slots[np.isnan(self.first_token_s[slots])]
+        self.first_token_s[first] = t_end_s
 
     # -- storage
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import polars as pl
 
-from benchctl.buffers import BatchBuffer, EventBuffer, block_frame, decision_buffer, decision_frame, merge, rows_frame
+from benchctl.buffers import EventBuffer, block_frame, decision_buffer, decision_frame, merge, rows_frame
+from benchctl.round_buffers import BatchBuffer, RoundBuffer
 from benchctl.digest import DecisionDigest
 from benchctl.manifest import unwritable
 from engines.interface import Int64Array
@@ -30,8 +31,7 @@ class Part:
     def __init__(self) -> None:
         self.admissions: list[tuple[Any, ...]] = []
         self.requests: list[tuple[Any, ...]] = []
-        self.rounds: list[tuple[Any, ...]] = []  # without record_s, which is only known afterwards
-        self.record_s: list[float] = []
+        self.rounds = RoundBuffer()
         self.batch = BatchBuffer()
         self.decisions = decision_buffer()
         self.blocks = EventBuffer()
@@ -55,21 +55,12 @@ class Part:
     def frame(self, table: str) -> pl.DataFrame:
         """A table that is kept by rows or by codes."""
         if table == "rounds":
-            return self._rounds_frame()
+            return self.rounds.frame()
         if table == "decisions":
             return decision_frame(self.columns[table])
         if table == "blocks":
             return block_frame(self.columns[table])
         return rows_frame(table, self.admissions if table == "admissions" else self.requests)
-
-    def _rounds_frame(self) -> pl.DataFrame:
-        schema = records.schema("rounds")
-        if not self.rounds:
-            return pl.DataFrame(schema=schema)
-        names = [name for name in schema if name != "record_s"]
-        columns = dict(zip(names, zip(*self.rounds, strict=True), strict=True))
-        columns["record_s"] = tuple(self.record_s)
-        return pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
 
 
 def disk_fault(error: Exception) -> OSError:

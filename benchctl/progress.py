@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from engines.interface import Round
+from engines.steady_batch import Stretch
 
 INTERVAL_S = 0.25
 BAR = 20
@@ -39,10 +40,12 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def saw(self, number: int, now_s: float, round: Round, num_tokens: int) -> None:
+    takes_stretches = True
+
+    def saw(self, number: int, now_s: float, round: Round | Stretch, num_tokens: int) -> None:
         if self._live is None:
             return
-        self._rounds += 1
+        self._rounds += round.num_rounds if isinstance(round, Stretch) else 1
         self._tokens += num_tokens
         self._stop = round.stop_waiting or round.stop_running or self._stop
         at = time.perf_counter()
@@ -53,7 +56,7 @@ class Progress:
         self._next, self._since = at + INTERVAL_S, at
         self._rounds = self._tokens = 0
 
-    def line(self, number: int, now_s: float, round: Round, rounds_per_s: float, tokens_per_s: float) -> Text:
+    def line(self, number: int, now_s: float, round: Round | Stretch, rounds_per_s: float, tokens_per_s: float) -> Text:
         free = round.free_blocks_end
         filled = BAR - (BAR * free + self._blocks - 1) // max(self._blocks, 1)
         return Text(

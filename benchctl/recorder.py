@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Protocol
 
@@ -19,12 +20,14 @@ import numpy as np
 from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
 from benchctl.parts import Part, PartWriter
-from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
+from engines.interface import NewRequest, Rejection, Round, ScheduledBatch, Scheduler, StepResult
 from engines.schedulers.decisions import DecisionRow, Decisions
+from engines.steady_batch import Costs, ExtraRows, SteadyBatch, Stretch
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
 FLUSH_ROWS = 500_000
+MANY_ROUNDS = 4096  # of a stretch: between them nobody looks whether the run is to stop
 SMALL_POOL = 64  # blocks: up to here each round keeps the free list and the hashed blocks
 
 
@@ -38,6 +41,15 @@ class Timing:
     t_end_s: float
     schedule_s: float
     update_s: float
+
+
+@dataclass(slots=True)
+class StretchTimes:
+    """Times of the rounds of a stretch on the run's clock, seconds; each [rounds]. A round is scheduled when it starts."""
+
+    t_start_s: list[float]
+    t_executed_s: list[float]
+    t_end_s: list[float]
 
 
 class Recorder(Protocol):
@@ -64,6 +76,7 @@ class NoRecorder:
     """`--records none`: counts, and keeps nothing."""
 
     record_s = 0.0
+    rounds_at_once = MANY_ROUNDS
 
     def admit(
         self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int
@@ -74,6 +87,10 @@ class NoRecorder:
     ) -> None: ...
 
     def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None: ...
+
+    def record_stretch(
+        self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float
+    ) -> None: ...
 
     def tick(self) -> None: ...
 
@@ -106,6 +123,8 @@ class FileRecorder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
         self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
+        # The free list of a small pool is looked at after every round.
+        self.rounds_at_once = MANY_ROUNDS if self._scheduler is None else 1
         self._perf = clock
         self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
         self._last_flush = clock()
@@ -145,7 +164,7 @@ class FileRecorder:
         if self._part.num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
             self.flush()
         batch, ledger = round.batch, self.ledger
-        num_seqs = len(batch.request)
+        num_seqs = batch.num_seqs
         # Decisions of the round stand behind the rejections that came before it.
         shift = self._write_rejects(number) if self._rejects else 0
         num_rows = self._write_log(number, shift, round)
@@ -153,38 +172,92 @@ class FileRecorder:
             for row in round.decisions:
                 if row[1] == "preempt":
                     ledger.preempt(row[2], timing.t_scheduled_s)
+        steady = batch if isinstance(batch, SteadyBatch) else None
+        admitted: SteadyBatch | ExtraRows | ScheduledBatch = batch if steady is None or steady.extra is None else steady.extra
         cached_tokens = 0
         if round.num_admitted:
-            for i in np.flatnonzero(batch.cached_tokens >= 0).tolist():
-                cached = int(batch.cached_tokens[i])
-                cached_tokens += cached
-                ledger.schedule_first(int(batch.request[i]), cached, timing.t_scheduled_s)
-        num_tokens = int(batch.num_tokens.sum())
-        num_decode = int(np.count_nonzero(batch.is_decode))  # one token each
-        prompt = ledger.count(
+            rows = zip(admitted.request.tolist(), admitted.cached_tokens.tolist(), strict=True)
+            for request, cached in rows:
+                if cached >= 0:
+                    cached_tokens += cached
+                    ledger.schedule_first(request, cached, timing.t_scheduled_s)
+        if steady is None:
+            num_tokens = int(batch.num_tokens.sum())
+            num_decode = int(np.count_nonzero(batch.is_decode))  # one token each
+        else:
+            num_decode = steady.num_decodes
+            num_tokens = num_decode + (0 if steady.extra is None else int(steady.extra.num_tokens.sum()))
+        ledger.count(
             batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s)
         )
         sampled = None if result is None else result.token_ids
-        self._part.batch.append(number, batch, prompt, timing.t_end_s, sampled)
+        self._part.batch.append(number, batch, timing.t_end_s, sampled)
         for request, reason in round.finished:
             self._part.requests.append(ledger.finish(request, reason, timing.t_end_s))
         kind = "empty" if not num_seqs else "decode" if num_decode == num_seqs else "mixed" if num_decode else "prefill"
-        engine = (None, None, None, None, None, None) if result is None else (
+        mode, padded, prepare_s, device_s, flops, num_bytes = (None, None, None, None, None, None) if result is None else (
             result.mode, result.padded_tokens, result.prepare_s, result.device_s, result.flops, result.bytes
         )  # fmt: skip
         scheduler = self._scheduler
         self._part.rounds.append(
-            (number, timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s, kind, engine[0], engine[1], num_seqs)
-            + (num_tokens - num_decode, num_decode, cached_tokens, round.queried_tokens, round.budget_left)
-            + (round.waiting, round.running, round.skipped, round.free_blocks_start, round.free_blocks_scheduled)
-            + (round.free_blocks_end, round.cached_free_blocks, round.num_admitted, round.num_preempted, len(round.finished))
-            + (round.num_evicted, round.stop_waiting, round.stop_running, timing.schedule_s, engine[2], engine[3], timing.update_s)
-            + (engine[4], engine[5])
-            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks()))
+            1,
+            (kind, mode, padded, num_seqs, num_tokens - num_decode, num_decode, cached_tokens, round.queried_tokens)
+            + (round.budget_left, round.waiting, round.skipped, round.num_admitted, round.num_preempted)
+            + (round.stop_waiting, round.stop_running, timing.schedule_s, prepare_s, device_s, timing.update_s)
+            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks())),
+            (number, round.running, round.free_blocks_start, round.free_blocks_scheduled, round.free_blocks_end)
+            + (round.cached_free_blocks, len(round.finished), round.num_evicted),
+            (timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s)
+            + (nan if flops is None else flops, nan if num_bytes is None else num_bytes),
         )  # fmt: skip
         self._part.num_rows += 2 * num_seqs + num_rows + 1
         took = self._perf() - began
-        self._part.record_s.append(took)
+        self._part.rounds.took(1, took)
+        self.record_s += took
+
+    def record_stretch(self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float) -> None:
+        """Rounds `first`, `first + 1`, …; `schedule_s` is the host time of all of them."""
+        began = self._perf()
+        if self._part.num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
+            self.flush()
+        batch, ledger, part, rounds = stretch.batch, self.ledger, self._part, stretch.num_rounds
+        shift = self._write_rejects(first) if self._rejects else 0
+        if plain := stretch.decisions.plain:
+            # Nobody is turned away within a stretch, so only its first round may have rejections in front.
+            part.decisions.extend(first + rounds - 1, shift if rounds == 1 else 0, plain)
+        num_rows = part.blocks.extend_stretch(first, shift, stretch.blocks, stretch.runs)
+        ledger.count_stretch(batch, times.t_start_s, times.t_end_s)
+        part.batch.extend(first, batch, times.t_end_s)
+        last_s = times.t_end_s[-1]
+        for request, reason in stretch.finished:
+            part.requests.append(ledger.finish(request, reason, last_s))
+        n, scheduler = batch.num_decodes, self._scheduler
+        starts, none = stretch.free_blocks_start, [nan] * rounds
+        ints = (
+            range(first, first + rounds),
+            [stretch.running_before] * (rounds - 1) + [stretch.running],
+            starts,
+            stretch.free_blocks_scheduled,
+            starts[1:] + [stretch.free_blocks_end],
+            stretch.cached_free_blocks,
+            [0] * (rounds - 1) + [len(stretch.finished)],
+            stretch.evicted,
+        )
+        floats = (times.t_start_s, times.t_start_s, times.t_executed_s, times.t_end_s)
+        floats += (costs.flops[:rounds] if costs.flops else none, costs.bytes[:rounds] if costs.bytes else none)
+        if rounds == 1:
+            ints, floats = tuple(values[0] for values in ints), tuple(values[0] for values in floats)
+        part.rounds.append(
+            rounds,
+            ("decode", costs.mode, costs.padded_tokens, n, 0, n, 0, 0, stretch.budget_left, stretch.waiting)
+            + (stretch.skipped, 0, 0, stretch.stop_waiting, stretch.stop_running, schedule_s / rounds, 0.0, None, 0.0)
+            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks())),
+            ints,
+            floats,
+        )
+        part.num_rows += (2 * n + 1) * rounds + num_rows
+        took = self._perf() - began
+        part.rounds.took(rounds, took / rounds)
         self.record_s += took
 
     def _write_log(self, number: int, shift: int, round: Round) -> int:
@@ -252,6 +325,7 @@ class FileRecorder:
         """
         self._wait()
         part, self._part = self._part, Part()
+        part.batch.prompt_tokens = self.ledger.prompt_tokens
         part.add_to(self.digest)
         self._pending = self._thread.submit(self._write, part)
         self._last_flush = self._perf()

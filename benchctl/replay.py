@@ -15,7 +15,9 @@ from benchctl.admission import Admission
 from benchctl.arrivals import Arrivals, CappedArrivals
 from benchctl.clock import Clock
 from benchctl.recorder import Recorder, Timing
+from benchctl.stride import StretchFlight, make_strider
 from engines.interface import Engine, Round, Scheduler, StepResult
+from engines.steady_batch import Stretch
 from traces.errors import BenchctlError
 
 # Preemptions without one token in between, beyond any number that a policy needs: it takes each request at most once a token.
@@ -25,7 +27,8 @@ PREEMPTIONS_WITHOUT_TOKEN = 1000
 class Observer(Protocol):
     """Watches a run as it goes (progress)."""
 
-    def saw(self, number: int, now_s: float, round: Round, num_tokens: int) -> None: ...
+    def saw(self, number: int, now_s: float, round: Round | Stretch, num_tokens: int) -> None:
+        """`round`: also a stretch of rounds, the last of them `number`, where the attribute `takes_stretches` is true."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,12 @@ class Outcome:
         self.preemptions += round.num_preempted
         self.end_s = t_end_s
 
+    def count_stretch(self, stretch: Stretch, num_tokens: int, t_end_s: float) -> None:
+        self.rounds += stretch.num_rounds
+        self.finished += len(stretch.finished)
+        self.emitted_tokens += num_tokens
+        self.end_s = t_end_s
+
 
 @dataclass(slots=True)
 class Flight:
@@ -64,6 +73,10 @@ class Flight:
     schedule_s: float
     update_s: float = 0.0
     updated: bool = False
+
+    @property
+    def finished(self) -> list[tuple[int, str]]:
+        return self.round.finished
 
 
 def replay(
@@ -87,7 +100,8 @@ def replay(
     """
     stop, out, perf = stop or threading.Event(), outcome or Outcome(), time.perf_counter
     fruitless = 0  # preemptions since the last token
-    flight: Flight | None = None
+    flight: Flight | StretchFlight | None = None
+    strider = make_strider(scheduler, engine, clock, arrivals, recorder, observer)
 
     def launch() -> Flight:
         number, t_start_s, h0 = clock.round, clock.start_round(), perf()
@@ -102,11 +116,19 @@ def replay(
         scheduler.update(flight.round, None if result is None else result.token_ids)
         flight.update_s, flight.updated = perf() - h0, True
 
-    def land(flight: Flight) -> None:
-        """Collect, and update where that is still to do; record; let go what waited for its finished requests."""
+    def land(flight: Flight | StretchFlight, landed_s: float | None = None) -> None:
+        """Collect, and update where that is still to do; record; let go what waited for its finished requests.
+
+        `landed_s`: when it was seen to end, where the clock has gone on since.
+        """
+        if isinstance(flight, StretchFlight):
+            land_stretch(flight, landed_s)
+            return
         round = flight.round
         result = None if flight.handle is None else engine.collect(flight.handle)
-        if flight.updated:
+        if landed_s is not None:
+            t_executed_s = t_end_s = landed_s
+        elif flight.updated:
             t_executed_s, t_end_s = clock.landed(flight.number)
         else:
             t_executed_s = clock.executed(result, perf() - flight.launched)
@@ -118,10 +140,37 @@ def replay(
         recorder.record(flight.number, round, result, timing)
         for row, _ in round.finished:
             arrivals.ended(row, t_end_s)
-        num_tokens = int(round.batch.yields_token.sum())
+        num_tokens = round.batch.num_yields
         out.count(round, num_tokens, t_end_s)
         if observer is not None:
             observer.saw(flight.number, t_end_s, round, num_tokens)
+
+    def land_stretch(flight: StretchFlight, landed_s: float | None) -> None:
+        stretch, times = flight.stretch, flight.times(clock, landed_s)
+        recorder.record_stretch(flight.first, stretch, flight.costs, times, flight.host_s)
+        t_end_s = times.t_end_s[-1]
+        for row, _ in stretch.finished:
+            arrivals.ended(row, t_end_s)
+        num_tokens = stretch.num_rounds * stretch.batch.num_decodes
+        out.count_stretch(stretch, num_tokens, t_end_s)
+        if observer is not None:
+            observer.saw(flight.number, t_end_s, stretch, num_tokens)
+
+    def stride(due: float | None) -> bool:
+        """Many rounds at once, if that can be."""
+        nonlocal flight
+        assert strider is not None
+        before = flight
+        run = strider.run(due, None if before is None else before.number, before is not None and bool(before.finished))
+        if run is None:
+            return False
+        if before is not None:
+            land(before, run.plan.landed_s[0] if run.under_way else None)
+        flight = run
+        if not run.under_way:
+            flight = None
+            land(run)
+        return True
 
     try:
         while not stop.is_set():
@@ -137,18 +186,21 @@ def replay(
                     recorder.tick()
                     clock.idle(due)
                 continue
-            before, flight = flight, launch()
+            if strider is not None and stride(due):
+                fruitless = 0
+                continue
+            before, flight = flight, (latest := launch())
+            round = latest.round
             if overlap:
-                update(flight, None)
+                update(latest, None)
                 clock.launched()
             if before is not None:
                 land(before)
-            latest, round = flight, flight.round
             if not overlap:
                 flight = None
                 land(latest)
 
-            fruitless = 0 if round.batch.yields_token.any() else fruitless + round.num_preempted
+            fruitless = 0 if round.batch.num_yields else fruitless + round.num_preempted
             if fruitless > PREEMPTIONS_WITHOUT_TOKEN + 2 * (round.running + round.waiting):
                 raise stuck(f"{fruitless} preemptions without one token in between", latest.number, scheduler)
             if not round.batch.num_seqs and not round.num_preempted and scheduler.has_unfinished():

@@ -12,9 +12,12 @@ So a round that the host prepares longer than the device works leaves the device
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 
+from benchctl.clock import Plan
 from engines.interface import StepResult
 from engines.simulated.engine import LaunchCost
+from engines.steady_batch import Costs
 
 
 class OverlappedClock:
@@ -63,6 +66,38 @@ class OverlappedClock:
             self._device_free = self._ends[self.round] = begins + cost.device_s
             self._now = launched + cost.after_s
         self.round += 1
+
+    strides = True
+
+    def plan(self, costs: Costs, due: float | None, before: int | None) -> Plan:
+        """As `launched` and `landed` of each round in turn."""
+        assert costs.device_s is not None, costs.mode
+        now, free, slept = self._now, self._device_free, self._slept
+        previous = None if before is None else self._ends[before]
+        plan = Plan([], [])
+        for device_s in costs.device_s:
+            if due is not None and due <= now and plan.t_start_s:
+                break
+            plan.t_start_s.append(now)
+            launched = now + costs.launch_s
+            begins = max(free + costs.gap_s, launched)
+            if slept:
+                begins += costs.wake_s
+                slept = False
+            free = end = begins + device_s
+            now = launched + costs.after_s
+            if previous is not None:
+                now = max(now, previous)
+            plan.landed_s.append(now if previous is not None else nan)
+            plan.states.append((now, free, end))
+            previous = end
+        return plan
+
+    def take(self, plan: Plan, num_rounds: int) -> None:
+        self._now, self._device_free, end = plan.states[num_rounds - 1]
+        self._slept = False
+        self.round += num_rounds
+        self._ends = {self.round - 1: end}
 
     def landed(self, number: int) -> tuple[float, float]:
         self._now = max(self._now, self._ends.pop(number))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
+from engines.steady_batch import Costs, SteadyBatch
 from traces.errors import BenchctlError
 
 
@@ -26,11 +27,16 @@ class RoundCost:
     per_context_s: float = 2e-9
 
     def of(self, batch: ScheduledBatch) -> float:
+        if isinstance(batch, SteadyBatch) and batch.extra is None:
+            return self.of_decodes(batch.num_decodes, batch.decode_context + batch.num_decodes)
         num_tokens = batch.num_tokens
         total = int(num_tokens.sum())
         # n * s + n * (n + 1) / 2, summed: dot products stay in C, and integers stay exact up to 2^63.
         context = int(num_tokens @ batch.start) + (int(num_tokens @ num_tokens) + total) // 2
         return self.per_round_s + self.per_token_s * total + self.per_context_s * context
+
+    def of_decodes(self, num_seqs: int, context: int) -> float:
+        return self.per_round_s + self.per_token_s * num_seqs + self.per_context_s * context
 
 
 class NullEngine:
@@ -65,8 +71,17 @@ class NullEngine:
             device_s=None,
             duration_s=self.round_cost.of(batch),
             mode="null",
-            padded_tokens=int(batch.num_tokens.sum()),
+            padded_tokens=batch.num_decodes if isinstance(batch, SteadyBatch) and batch.extra is None else int(batch.num_tokens.sum()),
         )
+
+    def costs(self, batch: SteadyBatch, num_rounds: int) -> Costs:
+        """What `launch` would say of the batch and of the rounds that follow it, each one token longer."""
+        n, context = batch.num_decodes, batch.decode_context + batch.num_decodes
+        duration_s = [self.round_cost.of_decodes(n, context + n * age) for age in range(num_rounds)]
+        return Costs(duration_s, "null", n)
+
+    def took(self, batch: SteadyBatch, num_rounds: int) -> None:
+        """Nothing is counted."""
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle

@@ -195,8 +195,8 @@ BROKEN = [
         "the running list never exceeds max_num_seqs",
         "vllm",
         "vllm",
-        "if len(running) >= config.max_num_seqs:",
-        "if len(running) > config.max_num_seqs:",
+        "if len(self.running) >= self.config.max_num_seqs:",
+        "if len(self.running) > self.config.max_num_seqs:",
     ),
     (
         "ids break ties as text",

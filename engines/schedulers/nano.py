@@ -17,7 +17,8 @@ from engines.interface import Int64Array, NewRequest, Rejection, Round, Schedule
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.nano_blocks import NanoBlockManager
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, SteadyBatch, in_order
+from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, in_order
+from engines.steady_batch import SteadyBatch, Stretch
 from traces.errors import BenchctlError
 
 POLICY = "nano-vllm bb823b3"
@@ -80,9 +81,9 @@ class NanoScheduler:
         batch: ScheduledBatch
         if not prefill.seqs and self._open_blocks_of_steady():
             assert self._steady is not None
-            batch = SteadyBatch(self._steady, self.running, None)
+            batch = self._steady.batch(self.running)
             num_new_sum = batch.num_decodes
-            stop_running = "running_empty" if batch.num_decodes == len(self.running) else "max_num_seqs"
+            stop_running = self._stop_running(self._steady)
         else:
             if prefill.seqs:
                 scheduled, cached, stop_running = prefill.seqs, np.array(prefill.cached, dtype=np.int64), None
@@ -116,13 +117,51 @@ class NanoScheduler:
         steady = self._steady
         if steady is None:
             return False
-        opening = steady.opening()
-        if not len(steady) or len(opening) > self.blocks.pool.num_free:
+        if not len(steady) or not self._decode_steadily(steady):
             self._leave_steady()
+            return False
+        return True
+
+    def _decode_steadily(self, steady: Steady) -> bool:
+        """Blocks for one more token of each member. False: there are not enough, and nothing changed."""
+        opening = steady.opening()
+        if len(opening) > self.blocks.pool.num_free:
             return False
         if opening:
             self.blocks.open_blocks(opening)
         return True
+
+    def _stop_running(self, steady: Steady) -> str:
+        return "running_empty" if len(steady) == len(self.running) else "max_num_seqs"
+
+    def upcoming(self) -> tuple[SteadyBatch, int] | None:
+        """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
+        steady = self._steady
+        if steady is None or self.waiting or not len(steady):
+            return None
+        return steady.batch(self.running), steady.rounds_to_end()
+
+    def advance(self, max_rounds: int) -> Stretch | None:
+        """So many rounds, `update` included, or up to the first that ends somebody or wants for a block. None: not one.
+
+        Right after `upcoming` gave a batch.
+        """
+        steady = self._steady
+        assert steady is not None and max_rounds > 0, max_rounds
+        budget = self.config.max_num_batched_tokens - len(steady)
+        out = StretchLog(self.log, steady, self.running, budget, "waiting_empty", self._stop_running(steady))
+        pool = self.blocks.pool
+        for _ in range(min(max_rounds, steady.rounds_to_end())):
+            out.begin_round(pool.num_free)
+            if not self._decode_steadily(steady):
+                out.take_back_round()
+                break
+            out.scheduled(pool.num_free)
+            self._end_members(steady, out.finished)
+            out.end_round(self.blocks.cached_free_blocks)
+        if out.finished:
+            self._fill_steady()
+        return out.stretch(pool.num_free, len(self.waiting), len(self.running), 0)
 
     def _leave_steady(self) -> None:
         if self._steady is not None:
@@ -243,7 +282,8 @@ class NanoScheduler:
     def update(self, round: Round, sampled: Int64Array | None) -> None:
         """Hash what is full, append, finish: in schedule order, all steps of a sequence before the next one's."""
         if isinstance(round.batch, SteadyBatch):
-            self._update_steady(round)
+            assert self._steady is not None
+            self._end_members(self._steady, round.finished)
         else:
             self._update_columns(round, sampled)
         self._fill_steady()
@@ -252,16 +292,15 @@ class NanoScheduler:
         round.cached_free_blocks = self.blocks.cached_free_blocks
         round.waiting, round.running = len(self.waiting), len(self.running)
 
-    def _update_steady(self, round: Round) -> None:
-        steady = self._steady
-        assert steady is not None
+    def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
+        """The calendar's next round is over: full blocks are hashed, and who has all tokens goes, in running order."""
         age, filling = steady.age, steady.filling() if self.blocks.caching else NOBODY
         for seq, fills, ends in list(in_order(filling, steady.step())):
             if fills:
                 self.blocks.fill_block(seq, (seq.base + age) // self.config.block_size)
             if ends:
                 del self.running[steady.remove(seq)]
-                self._finish(seq, round)
+                self._finish(seq, finished)
 
     def _update_columns(self, round: Round, sampled: Int64Array | None) -> None:
         columns, batch = self.columns, round.batch
@@ -275,15 +314,15 @@ class NanoScheduler:
                 seq = self._scheduled[i]
                 self.blocks.hash_blocks(seq, int(computed[i]))
                 if i in done:
-                    self._finish(seq, round)
+                    self._finish(seq, round.finished)
         if finished:
             self.running = [seq for seq in self.running if seq.finish_reason is None]
             self._running_slots = None
 
-    def _finish(self, seq: Sequence, round: Round) -> None:
+    def _finish(self, seq: Sequence, finished: list[tuple[int, str]]) -> None:
         seq.finish_reason = seq.finish_reason or "max_tokens"
         self.log.decide("finish", seq.request, seq.finish_reason)
-        round.finished.append((seq.request, seq.finish_reason))
+        finished.append((seq.request, seq.finish_reason))
         self.blocks.deallocate(seq)
         self.columns.give_back(seq.slot)
 

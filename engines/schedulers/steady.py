@@ -9,14 +9,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from engines.interface import BoolArray, Int64Array, ScheduledBatch
-from engines.schedulers.sequence import BlockTables, Columns, Sequence, TokenIds, slots_of
+from engines.interface import Int64Array
+from engines.schedulers.decisions import RUN_WIDTH, RoundLog
+from engines.schedulers.sequence import Columns, Sequence, slots_of
+from engines.steady_batch import ExtraRows, SteadyBatch, Stretch
 
 NOBODY: list[Sequence] = []
 ROUNDS_OF_EDGES = 4  # free blocks have to last for so many rounds of a steady list before its calendar is worth making
@@ -29,12 +28,13 @@ class Steady:
     computed, and one more is known. The scheduler's columns are not kept up for members: `settle` writes them back.
     """
 
-    __slots__ = ("_buckets", "_data", "_end_ages", "_ends", "_next_serial", "_serials", "age", "base_sum", "block_size")
+    __slots__ = ("_base_max", "_buckets", "_data", "_end_ages", "_ends", "_next_serial", "_serials", "age", "base_sum", "block_size")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.age = 0
         self.base_sum = 0
+        self._base_max: int | None = None  # None: to be found
         self._serials: list[int] = []
         self._next_serial = 0
         self._buckets: dict[int, list[Sequence]] = {}  # base modulo the block size -> members
@@ -54,6 +54,12 @@ class Steady:
     def bases(self) -> Int64Array:
         return self._data[1, : len(self._serials)]
 
+    @property
+    def base_max(self) -> int:
+        if self._base_max is None:
+            self._base_max = int(self.bases.max(initial=-self.age))
+        return self._base_max
+
     def join(self, seq: Sequence) -> None:
         """`seq` follows the members in the running list, and has one known token that is not computed."""
         n = len(self._serials)
@@ -62,6 +68,8 @@ class Steady:
             self._data = np.concatenate([self._data, np.empty_like(self._data)], axis=1)
         self._data[0, n], self._data[1, n] = seq.new.request, base
         self.base_sum += base
+        if self._base_max is not None and base > self._base_max:
+            self._base_max = base
         seq.serial = self._next_serial
         self._next_serial += 1
         self._serials.append(seq.serial)
@@ -86,8 +94,23 @@ class Steady:
         fresh[:, place : n - 1] = self._data[:, place + 1 : n]
         self._data = fresh
         self.base_sum -= seq.base
+        if seq.base == self._base_max:
+            self._base_max = None
         self._buckets[seq.base % self.block_size].remove(seq)
         return place
+
+    def batch(self, running: list[Sequence], extra: ExtraRows | None = None) -> SteadyBatch:
+        """This round's: the members, who lead `running`, and the admissions, who follow them there."""
+        return SteadyBatch(
+            requests=self.requests,
+            bases=self.bases,
+            age=self.age,
+            base_sum=self.base_sum,
+            base_max=self.base_max,
+            block_size=self.block_size,
+            rows=running,
+            extra=extra,
+        )
 
     def opening(self) -> list[Sequence]:
         """Members whose token of this round is the first of a block."""
@@ -96,6 +119,19 @@ class Steady:
     def filling(self) -> list[Sequence]:
         """Members whose token of this round is the last of a block."""
         return self._buckets.get((-1 - self.age) % self.block_size, NOBODY)
+
+    def drop(self, seq: Sequence) -> None:
+        """The last member leaves before its end, its counters written back."""
+        end = seq.num_final_tokens - 2 - seq.base
+        self._ends[end].remove(seq)
+        if not self._ends[end]:
+            del self._ends[end]
+            self._end_ages.remove(end)
+            heapq.heapify(self._end_ages)
+        seq.num_computed_tokens = seq.base + self.age
+        seq.num_tokens = seq.base + self.age + 1
+        place = self.remove(seq)
+        assert place == len(self._serials), (place, len(self._serials))
 
     def step(self) -> list[Sequence]:
         """A round is over. Returns those that it ended, in order; they are members until removed."""
@@ -138,97 +174,85 @@ def in_order(first: list[Sequence], second: list[Sequence]) -> Iterator[tuple[Se
         at += 1
 
 
-class SteadyBatch(ScheduledBatch):
-    """Members decode; behind them stand the round's admissions, if any. Columns are made when they are read.
+def extra_rows(seqs: list[Sequence], num_new: list[int], cached: list[int]) -> ExtraRows:
+    """Columns of admissions, before `num_new` tokens of each are counted as computed."""
+    start = np.array(cached, dtype=np.int64)
+    num_tokens = np.array(num_new, dtype=np.int64)
+    known = np.array([seq.num_tokens for seq in seqs], dtype=np.int64)
+    return ExtraRows(
+        request=np.array([seq.new.request for seq in seqs], dtype=np.int64),
+        start=start,
+        num_tokens=num_tokens,
+        cached_tokens=start,
+        yields_token=start + num_tokens == known,
+        num_blocks=np.array([len(seq.block_table) for seq in seqs], dtype=np.int64),
+    )
 
-    `num_decodes` members with `requests` and `bases` at `age`; `context` is the sum of their starts. The extra rows are
-    [m] columns (request, start, num_tokens, cached_tokens, yields_token, num_blocks).
-    """
 
-    def __init__(self, steady: Steady, running: list[Sequence], extra: ExtraRows | None) -> None:
-        n = len(steady)
-        self.__dict__.update(
-            steady=steady,
-            requests=steady.requests,
-            bases=steady.bases,
-            age=steady.age,
-            num_decodes=n,
-            context=steady.base_sum + n * steady.age,
-            extra=extra,
-            _block_size=steady.block_size,
-            _running=running,
+class StretchLog:
+    """A stretch while it is run. Mutable; made by a policy's `advance`."""
+
+    def __init__(
+        self,
+        log: RoundLog,
+        steady: Steady,
+        running: list[Sequence],
+        budget_left: int,
+        stop_waiting: str | None,
+        stop_running: str,
+    ) -> None:
+        log.clear()
+        self._log = log
+        self._batch = steady.batch(running)
+        self._running_before = len(running)
+        self._common = (budget_left, stop_waiting, stop_running)
+        self._starts: list[int] = []
+        self._scheduled: list[int] = []
+        self._evicted: list[int] = []
+        self._cached: list[int] = []
+        self._runs: list[int] = []
+        self._runs_before = 0
+        self.finished: list[tuple[int, str]] = []
+
+    def begin_round(self, num_free: int) -> None:
+        self._log.order = self._log.num_evicted = 0
+        self._starts.append(num_free)
+
+    def take_back_round(self) -> None:
+        self._starts.pop()
+
+    def scheduled(self, num_free: int) -> None:
+        self._scheduled.append(num_free)
+
+    def end_round(self, cached_free_blocks: int) -> None:
+        log, runs = self._log, len(self._log.blocks.runs)
+        self._evicted.append(log.num_evicted)
+        self._cached.append(cached_free_blocks)
+        self._runs.append((runs - self._runs_before) // RUN_WIDTH)
+        self._runs_before = runs
+
+    def stretch(self, num_free: int, waiting: int, running: int, skipped: int) -> Stretch | None:
+        """What was run; None: no round was."""
+        if not self._starts:
+            return None
+        budget_left, stop_waiting, stop_running = self._common
+        return Stretch(
+            batch=self._batch,
+            num_rounds=len(self._starts),
+            decisions=self._log.decisions,
+            blocks=self._log.blocks,
+            runs=self._runs,
+            free_blocks_start=self._starts,
+            free_blocks_scheduled=self._scheduled,
+            evicted=self._evicted,
+            cached_free_blocks=self._cached,
+            budget_left=budget_left,
+            stop_waiting=stop_waiting,
+            stop_running=stop_running,
+            free_blocks_end=num_free,
+            waiting=waiting,
+            running=running,
+            running_before=self._running_before,
+            skipped=skipped,
+            finished=self.finished,
         )
-
-    steady: Steady
-    requests: Int64Array
-    bases: Int64Array
-    age: int
-    num_decodes: int
-    context: int
-    extra: ExtraRows | None
-    _block_size: int
-    _running: list[Sequence]
-
-    @property
-    def num_seqs(self) -> int:
-        return self.num_decodes + (0 if self.extra is None else len(self.extra.request))
-
-    @property
-    def num_yields(self) -> int:
-        return self.num_decodes + (0 if self.extra is None else int(self.extra.yields_token.sum()))
-
-    def _with(self, decodes: Any, name: str) -> Any:
-        return decodes if self.extra is None else np.concatenate([decodes, getattr(self.extra, name)])
-
-    @cached_property
-    def request(self) -> Int64Array:  # type: ignore[override]
-        return self._with(self.requests, "request")  # type: ignore[no-any-return]
-
-    @cached_property
-    def start(self) -> Int64Array:  # type: ignore[override]
-        return self._with(self.bases + self.age, "start")  # type: ignore[no-any-return]
-
-    @cached_property
-    def num_tokens(self) -> Int64Array:  # type: ignore[override]
-        return self._with(np.ones(self.num_decodes, dtype=np.int64), "num_tokens")  # type: ignore[no-any-return]
-
-    @cached_property
-    def is_decode(self) -> BoolArray:  # type: ignore[override]
-        out = np.ones(self.num_seqs, dtype=np.bool_)
-        out[self.num_decodes :] = False
-        return out
-
-    @cached_property
-    def yields_token(self) -> BoolArray:  # type: ignore[override]
-        return self._with(np.ones(self.num_decodes, dtype=np.bool_), "yields_token")  # type: ignore[no-any-return]
-
-    @cached_property
-    def cached_tokens(self) -> Int64Array:  # type: ignore[override]
-        return self._with(np.full(self.num_decodes, -1, dtype=np.int64), "cached_tokens")  # type: ignore[no-any-return]
-
-    @cached_property
-    def num_blocks(self) -> Int64Array:  # type: ignore[override]
-        return self._with((self.bases + self.age) // self._block_size + 1, "num_blocks")  # type: ignore[no-any-return]
-
-    @cached_property
-    def block_tables(self) -> Seq[list[int]]:  # type: ignore[override]
-        return BlockTables(self._running[: self.num_seqs])
-
-    @cached_property
-    def token_ids(self) -> Seq[Int64Array]:  # type: ignore[override]
-        return TokenIds(self._running[: self.num_seqs])
-
-
-class ExtraRows:
-    """Columns of the rows behind the decodes: a round's admissions."""
-
-    __slots__ = ("cached_tokens", "num_blocks", "num_tokens", "request", "start", "yields_token")
-
-    def __init__(self, seqs: list[Sequence], num_new: list[int], cached: list[int]) -> None:
-        self.request: Int64Array = np.array([seq.new.request for seq in seqs], dtype=np.int64)
-        self.start: Int64Array = np.array(cached, dtype=np.int64)
-        self.cached_tokens = self.start
-        self.num_tokens: Int64Array = np.array(num_new, dtype=np.int64)
-        self.num_blocks: Int64Array = np.array([len(seq.block_table) for seq in seqs], dtype=np.int64)
-        known = np.array([seq.num_tokens for seq in seqs], dtype=np.int64)
-        self.yields_token: BoolArray = self.start + self.num_tokens == known

@@ -15,9 +15,10 @@ import numpy as np
 from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, ExtraRows, Steady, SteadyBatch
+from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, extra_rows
 from engines.schedulers.vllm_blocks import VllmBlockManager
 from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
+from engines.steady_batch import SteadyBatch, Stretch
 from traces.errors import BenchctlError
 
 POLICY = "vllm 0.33.0, synchronous"
@@ -130,30 +131,67 @@ class VllmScheduler:
         )
 
     def _schedule_steady(self) -> _Batch | None:
-        """All running requests by the calendar; None where one of them does not decode, or blocks don't suffice."""
+        """All running requests by the calendar; None where one of them does not decode, or tokens or blocks don't suffice."""
         steady = self._steady
         if steady is None:
             return None
-        opening, budget = steady.opening(), self.config.max_num_batched_tokens - len(steady)
-        if len(opening) > self.blocks.pool.num_free or budget < 0:
+        budget = self.config.max_num_batched_tokens - len(steady)
+        if budget < 0 or not self._decode_steadily(steady):
             self._leave_steady()
             return None
-        filling = steady.filling() if self.blocks.caching else NOBODY
-        if opening or filling:
-            self.blocks.decode_edges(opening, filling, steady.age)
         batch = _Batch(budget)
         batch.steady = True
         return batch
+
+    def _decode_steadily(self, steady: Steady) -> bool:
+        """Blocks for one more token of each member. False: there are not enough, and nothing changed."""
+        opening = steady.opening()
+        if len(opening) > self.blocks.pool.num_free:
+            return False
+        filling = steady.filling() if self.blocks.caching else NOBODY
+        if opening or filling:
+            self.blocks.decode_edges(opening, filling, steady.age)
+        return True
+
+    def upcoming(self) -> tuple[SteadyBatch, int] | None:
+        """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
+        steady = self._steady
+        if steady is None or not len(steady):
+            return None
+        budget = self.config.max_num_batched_tokens - len(steady)
+        if budget < 0 or self._closed(budget) is None:
+            return None
+        return steady.batch(self.running), steady.rounds_to_end()
+
+    def advance(self, max_rounds: int) -> Stretch | None:
+        """So many rounds, `update` included, or up to the first that ends somebody or wants for a block. None: not one.
+
+        Right after `upcoming` gave a batch.
+        """
+        steady = self._steady
+        assert steady is not None and max_rounds > 0, max_rounds
+        budget = self.config.max_num_batched_tokens - len(steady)
+        out = StretchLog(self.log, steady, self.running, budget, self._closed(budget), "running_empty")
+        pool = self.blocks.pool
+        for _ in range(min(max_rounds, steady.rounds_to_end())):
+            out.begin_round(pool.num_free)
+            if not self._decode_steadily(steady):
+                out.take_back_round()
+                break
+            out.scheduled(pool.num_free)
+            self._end_members(steady, out.finished)
+            out.end_round(self.blocks.cached_free_blocks)
+        return out.stretch(pool.num_free, len(self.waiting), len(self.running), len(self.skipped))
 
     def _steady_batch(self, batch: _Batch) -> SteadyBatch:
         assert self._steady is not None
         extra = None
         self._scheduled = batch.seqs
         if batch.seqs:
-            extra = ExtraRows(batch.seqs, batch.num_new, batch.cached)
+            extra = extra_rows(batch.seqs, batch.num_new, batch.cached)
             for seq, num_new in zip(batch.seqs, batch.num_new, strict=True):
                 seq.num_computed_tokens += num_new
-        return SteadyBatch(self._steady, self.running, extra)
+        return self._steady.batch(self.running, extra)
 
     def _leave_steady(self) -> None:
         if self._steady is not None:
@@ -320,14 +358,8 @@ class VllmScheduler:
         config, log, running = self.config, self.log, self.running
         adapters = {seq.new.adapter for seq in running if seq.new.adapter} if config.max_loras is not None else set()
         passed: list[Sequence] = []
-        stop = "waiting_empty"
-        while self.waiting:
-            if batch.budget == 0:
-                stop = "token_budget"
-                break
-            if len(running) >= config.max_num_seqs:
-                stop = "max_num_seqs"
-                break
+        cut = False  # the last one admitted used the budget up, and wanted more
+        while (stop := self._closed(batch.budget)) is None:
             seq = self.waiting.peek()
             adapter = seq.new.adapter
             if (
@@ -375,10 +407,19 @@ class VllmScheduler:
             if adapter:
                 adapters.add(adapter)
             batch.admit(seq, num_new, num_cached, seq.num_tokens if config.enable_prefix_caching else 0)
-            if batch.budget == 0 and cut_by_budget(wanted, num_new, threshold):
-                stop = "token_budget"  # though nobody may be left behind it: the last one was cut
+            cut = batch.budget == 0 and cut_by_budget(wanted, num_new, threshold)
         self.waiting.put_back(passed)
-        return stop
+        return "token_budget" if cut else stop  # though nobody may be left behind it
+
+    def _closed(self, budget: int) -> str | None:
+        """Why nobody who waits is looked at; None: the head is."""
+        if not self.waiting:
+            return "waiting_empty"
+        if budget == 0:
+            return "token_budget"
+        if len(self.running) >= self.config.max_num_seqs:
+            return "max_num_seqs"
+        return None
 
     def _lacking(self, seq: Sequence, num_tokens: int, hits: list[int]) -> str | None:
         """Why the head gets no blocks, or None where it does. The watermark spares the first to run."""
@@ -405,7 +446,7 @@ class VllmScheduler:
         else:
             finished = append_tokens(self.columns, self._scheduled, self._slots, round.batch, sampled)
             for i in finished:
-                self._finish(self._scheduled[i], round)
+                self._finish(self._scheduled[i], round.finished)
             if finished:
                 self.running = [seq for seq in self.running if seq.finish_reason is None]
             self._running_slots = None
@@ -418,17 +459,14 @@ class VllmScheduler:
         """The members by the calendar, then the round's admissions, who may become members."""
         steady = self._steady
         assert steady is not None
-        for seq in steady.step():
-            del self.running[steady.remove(seq)]
-            seq.num_tokens = seq.num_final_tokens
-            self._finish(seq, round)
+        self._end_members(steady, round.finished)
         all_steady = True
         for seq in self._scheduled:
             if seq.num_computed_tokens == seq.num_tokens:
                 seq.num_tokens += 1
                 if seq.num_tokens >= seq.num_final_tokens:
                     self.running.remove(seq)
-                    self._finish(seq, round)
+                    self._finish(seq, round.finished)
                     continue
             all_steady = all_steady and self._is_steady(seq)
             if all_steady:
@@ -436,12 +474,19 @@ class VllmScheduler:
         if not all_steady:
             self._leave_steady()
 
-    def _finish(self, seq: Sequence, round: Round) -> None:
+    def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
+        """The calendar's next round is over."""
+        for seq in steady.step():
+            del self.running[steady.remove(seq)]
+            seq.num_tokens = seq.num_final_tokens
+            self._finish(seq, finished)
+
+    def _finish(self, seq: Sequence, finished: list[tuple[int, str]]) -> None:
         if seq.finish_reason is None:
             asked = seq.new.num_prompt_tokens + seq.new.num_output_tokens
             seq.finish_reason = "max_tokens" if seq.num_tokens >= asked else "length_capped"
         self.log.decide("finish", seq.request, seq.finish_reason)
-        round.finished.append((seq.request, seq.finish_reason))
+        finished.append((seq.request, seq.finish_reason))
         self.blocks.free(seq)
         self.columns.give_back(seq.slot)
 

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
 from engines.simulated.cost import after_time, bounds_of, bucket_factors, device_time, launch_time, work
-from engines.simulated.features import features_of
+from engines.simulated.features import Values, features_of, features_of_decodes
 from engines.simulated.profile import FAMILIES, Family, Profile
+from engines.steady_batch import Costs, SteadyBatch
+
+FEW_ROUNDS = 4  # up to here numbers are faster than columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,52 @@ class SimulatedEngine:
             flops=flops,
             bytes=num_bytes,
         )
+
+    def costs(self, batch: SteadyBatch, num_rounds: int) -> Costs:
+        """What `launch` would say of the batch and of the rounds that follow it, each one token longer. Counts nothing."""
+        model, fit, host = self.profile.model, self.fit, self.fit.host
+        n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
+        ages: Values = np.arange(num_rounds) if num_rounds > FEW_ROUNDS else range(num_rounds)
+        each = [ages] if num_rounds > FEW_ROUNDS else list(ages)  # columns, or numbers round by round
+        features = [features_of_decodes(n, context + n * age, longest + age, self.profile.graphs) for age in each]
+        f = features[0]
+        factor = self._factors.get(("decode", f.padded_tokens), 1.0)
+        device_s: list[float] = []
+        flops: list[float] = []
+        num_bytes: list[float] = []
+        for f in features:
+            device = device_time(model, fit, f, "decode") * factor
+            of_round = (device, *work(model, f, "decode"))
+            for out, values in zip((device_s, flops, num_bytes), of_round, strict=True):
+                if isinstance(values, np.ndarray):
+                    out.extend(values.tolist())
+                else:
+                    out.append(float(values))
+        launch_s, after_s = launch_time(host, f), after_time(host, f)
+        return Costs(
+            duration_s=[launch_s + host.wake_s + device + after_s for device in device_s],
+            mode="simulated",
+            padded_tokens=f.padded_tokens,
+            flops=flops,
+            bytes=num_bytes,
+            device_s=device_s,
+            launch_s=launch_s,
+            after_s=after_s,
+            gap_s=host.gap_s,
+            wake_s=host.wake_s,
+        )
+
+    def took(self, batch: SteadyBatch, num_rounds: int) -> None:
+        """So many rounds from `batch` on were run: counts them, as `launch` does."""
+        account, bounds = self.account, self._bounds["decode"]
+        if not bounds:
+            account.rounds += num_rounds
+            return
+        n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
+        for age in range(num_rounds):
+            self._count(
+                "decode", features_of_decodes(n, context + n * age, longest + age, self.profile.graphs)
+            )
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle

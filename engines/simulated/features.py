@@ -14,6 +14,7 @@ import numpy as np
 
 from engines.interface import ScheduledBatch
 from engines.simulated.profile import Graphs
+from engines.steady_batch import SteadyBatch
 
 SPARE_TILES = 16  # of a graph with prefill, beyond those that whole tiles of its tokens need
 # Of one round: int or float. Of many: float64 [num_rounds] (`has_prefill`: bool). Arithmetic is the same on both.
@@ -110,31 +111,14 @@ def tile_keys(
 
 def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64) -> Features:
     """Features of one batch, as numbers."""
+    if isinstance(batch, SteadyBatch):
+        return _features_of_steady(batch, graphs, tokens_per_tile)
     num, start = batch.num_tokens, batch.start
     n, total = batch.num_seqs, int(num.sum())
     decodes = int(batch.is_decode.sum())
     context = int(start.sum()) + total
     if decodes == n:
-        size = padded(graphs, False, total, n)
-        return Features(
-            has_prefill=False,
-            num_seqs=n,
-            num_tokens=total,
-            prefill_tokens=0,
-            num_yields=int(batch.yields_token.sum()),
-            context_tokens=context,
-            context_pairs=context,
-            chunk_tiles=0,
-            own_keys=0,
-            older_keys=0,
-            block_keys=0,
-            chunk_keys=0,
-            single_context=context,
-            single_keys=int(start.max(initial=-1)) + 1,
-            known_tokens=0,
-            padded_tokens=size,
-            padded_seqs=size,
-        )
+        return features_of_decodes(n, context, int(start.max(initial=-1)) + 1, graphs)
     ends = start + num
     several = num > 1
     chunk, behind, singles = num[several], start[several], ends[~several]
@@ -164,6 +148,83 @@ def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64
         single_context=int(singles.sum()),
         single_keys=int(singles.max(initial=0)),
         known_tokens=int(ends[batch.cached_tokens >= 0].sum()),
+        padded_tokens=size,
+        padded_seqs=min(size, graphs.prefill_max_seqs) if graph else n,
+    )
+
+
+def features_of_decodes(num_seqs: int, context: Values, longest: Values, graphs: Graphs) -> Features:
+    """Of rounds of `num_seqs` decodes: `context` keys in all, `longest` of the longest sequence; of one round or many."""
+    size = padded(graphs, False, num_seqs, num_seqs)
+    return Features(
+        has_prefill=False,
+        num_seqs=num_seqs,
+        num_tokens=num_seqs,
+        prefill_tokens=0,
+        num_yields=num_seqs,
+        context_tokens=context,
+        context_pairs=context,
+        chunk_tiles=0,
+        own_keys=0,
+        older_keys=0,
+        block_keys=0,
+        chunk_keys=0,
+        single_context=context,
+        single_keys=longest,
+        known_tokens=0,
+        padded_tokens=size,
+        padded_seqs=size,
+    )
+
+
+def _features_of_steady(batch: SteadyBatch, graphs: Graphs, tokens_per_tile: int) -> Features:
+    """The same without a look at each decode: their sums are known, and admissions are few."""
+    decodes, extra = batch.num_decodes, batch.extra
+    context, longest = batch.decode_context + decodes, batch.longest_start + 1 if decodes else 0
+    if extra is None:
+        return features_of_decodes(decodes, context, longest, graphs)
+    total, n = decodes, batch.num_seqs
+    tiles = own = older = pairs = older_pairs = chunk_keys = known = 0
+    context_pairs = single_context = context
+    for start, num, cached in zip(
+        extra.start.tolist(), extra.num_tokens.tolist(), extra.cached_tokens.tolist(), strict=True
+    ):
+        end = start + num
+        total += num
+        context += end
+        mine = num * start + (num * num + num) // 2
+        context_pairs += mine
+        known += end if cached >= 0 else 0
+        if num == 1:
+            single_context += end
+            longest = max(longest, end)
+            continue
+        own_tiles = -(-num // tokens_per_tile)
+        tiles += own_tiles
+        own += tokens_per_tile * (own_tiles * (own_tiles - 1)) // 2 + num
+        older += own_tiles * start
+        pairs += mine
+        older_pairs += num * start
+        chunk_keys = max(chunk_keys, end)
+    size = padded(graphs, True, total, n, tiles, tokens_per_tile)
+    graph = in_graph(graphs, n, total, size)
+    own, older, blocks = tile_keys(own, older, pairs, older_pairs, graph)
+    return Features(
+        has_prefill=True,
+        num_seqs=n,
+        num_tokens=total,
+        prefill_tokens=total - decodes,
+        num_yields=batch.num_yields,
+        context_tokens=context,
+        context_pairs=context_pairs,
+        chunk_tiles=tiles,
+        own_keys=own,
+        older_keys=older,
+        block_keys=blocks,
+        chunk_keys=chunk_keys,
+        single_context=single_context,
+        single_keys=longest,
+        known_tokens=known,
         padded_tokens=size,
         padded_seqs=min(size, graphs.prefill_max_seqs) if graph else n,
     )

@@ -1,0 +1,241 @@
+"""The batches and the times of a part's rounds, kept as they come and turned into columns when the part is written.
+
+A round of steady decodes is kept as what it shares with those before and after it, a stretch of them like one. Must not know
+files or time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchctl.buffers import nullable
+from benchctl.digest import NULL
+from engines.interface import BoolArray, Int64Array, ScheduledBatch
+from engines.steady_batch import SteadyBatch
+from reports import records
+
+# (batch, rounds) of steady decodes; (columns, 1) of any other round: int64 [7, n] as in `_COLUMNS`
+Piece = tuple[SteadyBatch | Int64Array, int]
+
+
+class BatchBuffer:
+    """Rows of `batches`, of one part. Owned by one recorder until it is handed to be written."""
+
+    _COLUMNS = ("request", "start", "num_tokens", "is_decode", "cached_tokens", "yields_token", "num_blocks")
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._size = 0
+        self._numbers = array("q")  # a round each, as the two below
+        self._rows = array("q")
+        self._t_end_s = array("d")
+        self._sampled: list[Int64Array | None] = []
+        self._any_sampled = False
+        self._counts: Int64Array = np.empty(0, dtype=np.int64)  # `_rows`, when the part is written
+        self.prompt_tokens: Int64Array = np.empty(0, dtype=np.int64)  # by row of the trace; set before it is written
+
+    def append(self, number: int, batch: ScheduledBatch, t_end_s: float, sampled: Int64Array | None) -> None:
+        """Keep one round. What is not steady is copied: it is the scheduler's live state."""
+        count = batch.num_seqs
+        if count == 0:
+            return
+        if isinstance(batch, SteadyBatch):
+            self._pieces.append((batch, 1))
+        else:
+            self._pieces.append((np.array([getattr(batch, name) for name in self._COLUMNS], dtype=np.int64), 1))
+        self._size += count
+        self._numbers.append(number)
+        self._rows.append(count)
+        self._t_end_s.append(t_end_s)
+        self._sampled.append(None if sampled is None else sampled.copy())
+        self._any_sampled = self._any_sampled or sampled is not None
+
+    def extend(self, first: int, batch: SteadyBatch, t_end_s: list[float]) -> None:
+        """Keep a stretch of rounds from number `first` on."""
+        rounds = len(t_end_s)
+        self._pieces.append((batch, rounds))
+        self._size += rounds * batch.num_decodes
+        self._numbers.extend(range(first, first + rounds))
+        self._rows.extend([batch.num_decodes] * rounds)
+        self._t_end_s.extend(t_end_s)
+        self._sampled.extend([None] * rounds)
+
+    def columns(self) -> list[Int64Array]:
+        """The canonical columns of `batches`: round, order, request, start, num_tokens, phase, cached, yields, num_blocks."""
+        counts = self._counts = np.frombuffer(self._rows, dtype=np.int64)
+        numbers = np.frombuffer(self._numbers, dtype=np.int64)
+        size = self._size
+        order = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
+        request, start = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+        rest: list[tuple[int, Int64Array]] = []  # (first row, columns from num_tokens on) of what is not steady
+        at, block_size = 0, 1
+        for piece, rounds in self._pieces:
+            if isinstance(piece, np.ndarray):
+                end = at + piece.shape[1]
+                request[at:end], start[at:end] = piece[0], piece[1]
+                rest.append((at, piece[2:]))
+                at = end
+                continue
+            block_size, n = piece.block_size, piece.num_decodes
+            end = at + rounds * n
+            if rounds == 1:
+                request[at:end] = piece.requests
+                np.add(piece.bases, piece.age, out=start[at:end])
+            else:
+                request[at:end].reshape(rounds, n)[:] = piece.requests
+                ages = np.arange(piece.age, piece.age + rounds)
+                np.add(piece.bases[None, :], ages[:, None], out=start[at:end].reshape(rounds, n))
+            at = end
+            if (extra := piece.extra) is not None:
+                m = len(extra.request)
+                end = at + m
+                request[at:end], start[at:end] = extra.request, extra.start
+                phase = np.zeros(m, dtype=np.int64)
+                columns = (extra.num_tokens, phase, extra.cached_tokens, extra.yields_token, extra.num_blocks)
+                rest.append((at, np.array(columns, dtype=np.int64)))
+                at = end
+        assert at == size, (at, size)
+        one = np.ones(size, dtype=np.int64)
+        others = [one, one.copy(), np.full(size, NULL, dtype=np.int64), one.copy(), start // block_size + 1]
+        if rest:
+            firsts = np.array([first for first, _ in rest])
+            lengths = np.array([columns.shape[1] for _, columns in rest])
+            place = np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
+            given = np.concatenate([columns for _, columns in rest], axis=1)
+            given[2] = np.where(given[2] < 0, NULL, given[2])
+            for column, values in zip(others, given, strict=True):
+                column[place] = values
+        return [np.repeat(numbers, counts), order, request, start, *others]
+
+    def frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The tables `batches` and `tokens` of `columns()`."""
+        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
+        batches = pl.DataFrame(
+            {
+                "round": number,
+                "order": order,
+                "request": request,
+                "start": start,
+                "num_tokens": num_tokens,
+                "phase": pl.Series(["prefill", "decode"]).gather(pl.Series(phase)),
+                "cached_tokens": nullable(cached),
+                "yields_token": yields.astype(np.bool_),
+                "num_blocks": num_blocks,
+            }
+        )
+        rows = np.flatnonzero(yields)
+        t_end = np.repeat(np.frombuffer(self._t_end_s, dtype=np.float64), self._counts)
+        # A row that yields has fed all known tokens: the prompt and the tokens before this one.
+        index = start[rows] + num_tokens[rows] - self.prompt_tokens[request[rows]]
+        tokens = pl.DataFrame(
+            {
+                "request": request[rows],
+                "index": index,
+                "round": number[rows],
+                "t_s": t_end[rows],
+                "token_id": self._token_ids(yields, len(rows)),
+            }
+        )
+        return batches, tokens
+
+    def compact_frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The same tables with stretches of equal decode rows folded into one row each (`reports.records.COMPACT`)."""
+        batches, tokens = self.frames(columns)
+        number, order, request, start, num_tokens, phase, cached, yields, num_blocks = columns
+        # A decode feeds one token and yields one, so the rest is the same once these are.
+        rows, counts = fold(request, number, start, (order, num_blocks), may_grow=phase == 1)
+        folded = batches[rows].with_columns(pl.Series("num_rounds", counts))
+        if tokens["token_id"].null_count() < tokens.height:
+            return folded, tokens.with_columns(pl.lit(1, dtype=pl.Int64).alias("num_rounds"))
+        index = tokens["index"].to_numpy()
+        rows, counts = fold(
+            tokens["request"].to_numpy(),
+            tokens["round"].to_numpy(),
+            index,
+            (),
+            may_grow=np.ones(len(index), dtype=np.bool_),
+        )
+        return folded, tokens[rows].with_columns(pl.Series("num_rounds", counts))
+
+    def _token_ids(self, yields: Int64Array, count: int) -> pl.Series:
+        if not self._any_sampled:
+            return pl.Series([None], dtype=pl.Int64).new_from_index(0, count)
+        at, pieces = 0, []
+        for rows, sampled in zip(self._counts.tolist(), self._sampled, strict=True):
+            expected = int(np.count_nonzero(yields[at : at + rows]))
+            at += rows
+            assert sampled is None or len(sampled) == expected, (len(sampled), expected, "sampled tokens of a round")
+            pieces.append(np.full(expected, NULL, dtype=np.int64) if sampled is None else sampled.astype(np.int64))
+        return nullable(np.concatenate(pieces))
+
+
+OWN_INTS = ("round", "running", "free_blocks_start", "free_blocks_scheduled", "free_blocks_end", "cached_free_blocks", "finished", "evicted")  # fmt: skip
+OWN_FLOATS = ("t_start_s", "t_scheduled_s", "t_executed_s", "t_end_s", "flops", "bytes")
+SHARED = tuple(name for name in records.schema("rounds") if name not in (*OWN_INTS, *OWN_FLOATS, "record_s"))
+
+
+class RoundBuffer:
+    """Rows of `rounds`, of one part: what all rounds of an entry share, and what each has of its own."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, array[Any]] = {name: array("q") for name in OWN_INTS}
+        self._own |= {name: array("d") for name in (*OWN_FLOATS, "record_s")}
+        self._shared: list[tuple[Any, ...]] = []
+        self._counts: list[int] = []
+
+    def append(self, rounds: int, shared: tuple[Any, ...], ints: tuple[Any, ...], floats: tuple[Any, ...]) -> None:
+        """`shared`: values in the order of `SHARED`; `ints` and `floats`: of each own column one value (rounds 1) or a
+        sequence of them. A float that is nan is null. `record_s` comes later, by `took`."""
+        self._shared.append(shared)
+        self._counts.append(rounds)
+        own = self._own
+        add = array.append if rounds == 1 else array.extend
+        for name, value in zip(OWN_INTS, ints, strict=True):
+            add(own[name], value)
+        for name, value in zip(OWN_FLOATS, floats, strict=True):
+            add(own[name], value)
+
+    def took(self, rounds: int, record_s: float) -> None:
+        self._own["record_s"].extend([record_s] * rounds)
+
+    def frame(self) -> pl.DataFrame:
+        schema = records.schema("rounds")
+        if not self._shared:
+            return pl.DataFrame(schema=schema)
+        columns: dict[str, pl.Series] = {}
+        for name in OWN_INTS:
+            columns[name] = pl.Series(name, np.frombuffer(self._own[name], dtype=np.int64))
+        for name in (*OWN_FLOATS, "record_s"):
+            columns[name] = pl.Series(name, np.frombuffer(self._own[name], dtype=np.float64)).fill_nan(None)
+        at = pl.Series(np.repeat(np.arange(len(self._counts)), self._counts))
+        for name, values in zip(SHARED, zip(*self._shared, strict=True), strict=True):
+            columns[name] = pl.Series(name, values, dtype=schema[name]).gather(at)
+        return pl.DataFrame([columns[name] for name in schema])
+
+
+def fold(
+    request: Int64Array, number: Int64Array, counter: Int64Array, same: tuple[Int64Array, ...], *, may_grow: BoolArray
+) -> tuple[Int64Array, Int64Array]:
+    """Stretches of rows of one request in consecutive rounds whose `counter` grows by one a round and `same` stay equal.
+
+    All arrays are [n]; rows where `may_grow` is false stand alone. Returns (the first row of each stretch, in row order, how
+    many rows it stands for).
+    """
+    n = len(request)
+    if n == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    at = np.lexsort((number, request))
+    before, after = at[:-1], at[1:]
+    joined = may_grow[before] & may_grow[after] & (request[before] == request[after])
+    joined &= (number[after] == number[before] + 1) & (counter[after] == counter[before] + 1)
+    for column in same:
+        joined &= column[before] == column[after]
+    begins = np.flatnonzero(np.concatenate([[True], ~joined]))
+    counts = np.diff(np.append(begins, n))
+    rows = at[begins]
+    in_order = np.argsort(rows)
+    return rows[in_order], counts[in_order]
