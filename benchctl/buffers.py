@@ -64,35 +64,32 @@ _CODES: dict[str | None, int] = {
 class RowBuffer:
     """Rows of `decisions`, kept as int64 columns: round, then those of the rows, the order first.
 
-    Rows are turned into columns as they come, while they are in the processor's cache, and their tuples go at once.
     `words` and `nullable` are the places of words and of ints that may be None within a row. Owned by one recorder.
     """
 
     def __init__(self, width: int, words: tuple[int, ...], nullable: tuple[int, ...]) -> None:
         self._width, self._words, self._nullable = width, frozenset(words), frozenset(nullable)
-        self.clear()
-
-    def clear(self) -> None:
-        # New arrays: the old ones' memory is still looked at by whoever has their columns.
-        self._columns = [array("q") for _ in range(self._width + 1)]
+        self._rows: list[tuple[Any, ...]] = []
+        self._rounds: list[tuple[int, int, int]] = []  # (round, shift of its orders, rows)
 
     def extend(self, number: int, shift: int, rows: list[tuple[Any, ...]]) -> None:
         """Rows of round `number`; `shift` is added to their order."""
-        columns = self._columns
-        columns[0].fromlist([number] * len(rows))
-        for place, values in enumerate(zip(*rows, strict=True)):
-            if place in self._words:
-                columns[place + 1].fromlist([_CODES[value] for value in values])
-            elif place in self._nullable and None in values:
-                columns[place + 1].fromlist([NULL if value is None else value for value in values])
-            elif place == 0 and shift:
-                columns[1].fromlist([value + shift for value in values])
-            else:
-                columns[place + 1].fromlist(list(values))
+        self._rows += rows
+        self._rounds.append((number, shift, len(rows)))
 
     def columns(self) -> list[Int64Array]:
         """Canonical columns: words as codes, null as NULL."""
-        return [np.frombuffer(column, dtype=np.int64) for column in self._columns]
+        per_round = np.array(self._rounds, dtype=np.int64).reshape(-1, 3)
+        out = [np.repeat(per_round[:, 0], per_round[:, 2])]
+        values: Any
+        for place, values in enumerate(zip(*self._rows, strict=True) if self._rows else [()] * self._width):
+            if place in self._words:
+                values = [_CODES[value] for value in values]
+            elif place in self._nullable and None in values:
+                values = [NULL if value is None else value for value in values]
+            out.append(_ints(values))
+        out[1] = out[1] + np.repeat(per_round[:, 1], per_round[:, 2])
+        return out
 
 
 def decision_buffer() -> RowBuffer:

@@ -7,13 +7,14 @@ few bytes by its trace row, and a slot of counters from the round that first sch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.interface import Int64Array, ScheduledBatch
-from engines.steady_batch import SteadyBatch
+from engines.steady_batch import ExtraRows, SteadyBatch
 
 Float64Array = npt.NDArray[np.float64]
 RequestRow = tuple[Any, ...]  # in the order of the `requests` table's columns
@@ -61,10 +62,11 @@ class Ledger:
         )  # output asked for, where less will be given; else 0
         self.ids: npt.NDArray[Any] = np.empty(0, dtype=object)
         self.live: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # handed over and not ended
+        self._cells: dict[str, Any] = {}  # a memoryview of each column: cheap to read and write one value of
         for name in self._FLOATS:
-            setattr(self, name, np.zeros(capacity))
+            self._set(name, np.zeros(capacity))
         for name in self._INTS:
-            setattr(self, name, np.zeros(capacity, dtype=np.int64))
+            self._set(name, np.zeros(capacity, dtype=np.int64))
         self._free_slots = list(range(capacity - 1, -1, -1))
         self._recomputing: set[int] = set()  # slots that may be scheduled at positions computed before
         self.elapsed_s = 0.0  # the sum of all rounds' spans
@@ -92,14 +94,16 @@ class Ledger:
         slot = int(self.slot_of[row])
         if slot < 0:
             slot = self._take_slot(row)
-            self.first_scheduled_s[slot], self.first_token_s[slot] = t_scheduled_s, np.nan
-            self.cached[slot] = cached
+            cells = self._cells
+            cells["first_scheduled_s"][slot], cells["first_token_s"][slot] = t_scheduled_s, nan
+            cells["cached"][slot] = cached
         else:
-            self.preempted_s[slot] += t_scheduled_s - self.preempted_at[slot]
-            if self.high_water[slot] > cached:
+            cells = self._cells
+            cells["preempted_s"][slot] += t_scheduled_s - cells["preempted_at"][slot]
+            if cells["high_water"][slot] > cached:
                 self._recomputing.add(slot)
-        self.preempted_at[slot] = np.nan
-        self.seen[slot] = self.elapsed_s
+        cells["preempted_at"][slot] = nan
+        cells["seen"][slot] = self.elapsed_s
 
     def preempt(self, row: int, t_scheduled_s: float) -> None:
         """It lost its blocks. Called before the round's batch is counted: this round's tokens are not among the lost."""
@@ -135,7 +139,7 @@ class Ledger:
 
     def _emitted(self, row: int, slot: int) -> int:
         # Between rounds the newest token is known but not computed, so computed + 1 tokens are known after a prefill.
-        return max(int(self.emitted[slot]), int(self.computed[slot]) + 1 - int(self.prompt_tokens[row]), 0)
+        return max(self._cells["emitted"][slot], self._cells["computed"][slot] + 1 - int(self.prompt_tokens[row]), 0)
 
     def _close(self, row: int, status: str, reason: str | None, finished_s: float | None) -> RequestRow:
         slot = int(self.slot_of[row])
@@ -145,20 +149,21 @@ class Ledger:
         self.ids[row] = None
         if slot < 0:
             return (*known, None, None, None, prompt, 0, None, 0, 0, 0, 0.0, 0.0)
-        first_token_s = float(self.first_token_s[slot])
+        cells = self._cells
+        first_token_s = cells["first_token_s"][slot]
         out = (
             *known,
-            float(self.first_scheduled_s[slot]),
-            None if first_token_s != first_token_s else first_token_s,
+            cells["first_scheduled_s"][slot],
+            None if isnan(first_token_s) else first_token_s,
             finished_s,
             prompt,
             self._emitted(row, slot),
-            int(self.cached[slot]),
-            int(self.discarded[slot]),
-            int(self.recomputed[slot]),
-            int(self.preemptions[slot]),
-            float(self.stalled_s[slot]),
-            float(self.preempted_s[slot]),
+            cells["cached"][slot],
+            cells["discarded"][slot],
+            cells["recomputed"][slot],
+            cells["preemptions"][slot],
+            cells["stalled_s"][slot],
+            cells["preempted_s"][slot],
         )
         self._recomputing.discard(slot)
         self._free_slots.append(slot)
@@ -173,10 +178,8 @@ class Ledger:
         self.elapsed_s = before + (span.t_end_s - span.t_start_s)
         if isinstance(batch, SteadyBatch):
             self._count_steady(batch, before)
-            extra = batch.extra
-            if extra is not None:
-                self._count_rows(extra.request, extra.start, extra.num_tokens, before)
-                self._first_tokens(extra.request[extra.yields_token], span.t_end_s)
+            if batch.extra is not None:
+                self._count_extra(batch.extra, before, span.t_end_s)
         elif len(batch.request):
             self._count_rows(batch.request, batch.start, batch.num_tokens, before)
             if not all_decode:
@@ -195,26 +198,49 @@ class Ledger:
             self._steady_stall += before - self._steady_seen
         if batch.num_decodes != self._num_steady:
             # Newcomers stand at the end.
-            slots = self.slot_of[batch.requests[self._num_steady :]]
-            seen = self.seen[slots]
-            missed = np.flatnonzero(seen != before)
-            if len(missed):
-                self.stalled_s[slots[missed]] += before - seen[missed]
-            self.base[slots] = batch.bases[self._num_steady :]
-            self.stall_before[slots] = self._steady_stall
-            self.steady[slots] = 1
+            first, cells, slot_of = self._num_steady, self._cells, self.slot_of
+            rows, bases = batch.requests[first:].tolist(), batch.bases[first:].tolist()
+            for row, base in zip(rows, bases, strict=True):
+                slot = slot_of[row]
+                seen = cells["seen"][slot]
+                if seen != before:
+                    cells["stalled_s"][slot] += before - seen
+                cells["base"][slot] = base
+                cells["stall_before"][slot] = self._steady_stall
+                cells["steady"][slot] = 1
             self._num_steady = batch.num_decodes
         self._steady_age = batch.age + 1
         self._steady_seen = self.elapsed_s
 
     def _leave_steady(self, slot: int) -> None:
         """What was counted for all is written down for one, if it was among them."""
-        if slot >= 0 and self.steady[slot]:
-            self.steady[slot] = 0
-            self.computed[slot] = self.base[slot] + self._steady_age
-            self.seen[slot] = self._steady_seen
-            self.stalled_s[slot] += self._steady_stall - self.stall_before[slot]
+        cells = self._cells
+        if slot >= 0 and cells["steady"][slot]:
+            cells["steady"][slot] = 0
+            cells["computed"][slot] = cells["base"][slot] + self._steady_age
+            cells["seen"][slot] = self._steady_seen
+            cells["stalled_s"][slot] += self._steady_stall - cells["stall_before"][slot]
             self._num_steady -= 1
+
+    def _count_extra(self, extra: ExtraRows, before: float, t_end_s: float) -> None:
+        """As `_count_rows` and `_first_tokens`, of few."""
+        cells, again = self._cells, self._recomputing
+        for row, start, count, yields in zip(
+            extra.request, extra.start, extra.num_tokens, extra.yields_token, strict=True
+        ):
+            slot, end = int(self.slot_of[row]), start + count
+            seen = cells["seen"][slot]
+            if seen != before:
+                cells["stalled_s"][slot] += before - seen
+            cells["seen"][slot] = self.elapsed_s
+            cells["computed"][slot] = end
+            if slot in again:
+                high = cells["high_water"][slot]
+                cells["recomputed"][slot] += max(min(end, high) - start, 0)
+                if end >= high:
+                    again.discard(slot)
+            if yields and isnan(cells["first_token_s"][slot]):
+                cells["first_token_s"][slot] = t_end_s
 
     def _count_rows(self, rows: Int64Array, start: Int64Array, num_tokens: Int64Array, before: float) -> None:
         slots = self.slot_of[rows]
@@ -262,15 +288,19 @@ class Ledger:
         ids[: len(self.ids)] = self.ids
         self.ids = ids
 
+    def _set(self, name: str, column: npt.NDArray[Any]) -> None:
+        setattr(self, name, column)
+        self._cells[name] = memoryview(column)
+
     def _take_slot(self, row: int) -> int:
         if not self._free_slots:
             old = len(self.computed)
             for name in (*self._FLOATS, *self._INTS):
                 column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros(old, dtype=column.dtype)]))
+                self._set(name, np.concatenate([column, np.zeros(old, dtype=column.dtype)]))
             self._free_slots = list(range(2 * old - 1, old - 1, -1))
         slot = self._free_slots.pop()
-        for name in (*self._FLOATS, *self._INTS):
-            getattr(self, name)[slot] = 0
+        for cell in self._cells.values():
+            cell[slot] = 0
         self.slot_of[row] = slot
         return slot

@@ -20,9 +20,9 @@ import numpy as np
 from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
 from benchctl.parts import Part, PartWriter
-from engines.interface import NewRequest, Rejection, Round, ScheduledBatch, Scheduler, StepResult
+from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
 from engines.schedulers.decisions import DecisionRow, Decisions
-from engines.steady_batch import Costs, ExtraRows, SteadyBatch, Stretch
+from engines.steady_batch import Costs, SteadyBatch, Stretch
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
@@ -173,20 +173,23 @@ class FileRecorder:
                 if row[1] == "preempt":
                     ledger.preempt(row[2], timing.t_scheduled_s)
         steady = batch if isinstance(batch, SteadyBatch) else None
-        admitted: SteadyBatch | ExtraRows | ScheduledBatch = batch if steady is None or steady.extra is None else steady.extra
         cached_tokens = 0
-        if round.num_admitted:
-            rows = zip(admitted.request.tolist(), admitted.cached_tokens.tolist(), strict=True)
-            for request, cached in rows:
-                if cached >= 0:
-                    cached_tokens += cached
-                    ledger.schedule_first(request, cached, timing.t_scheduled_s)
         if steady is None:
             num_tokens = int(batch.num_tokens.sum())
             num_decode = int(np.count_nonzero(batch.is_decode))  # one token each
+            admitted = (
+                zip(batch.request.tolist(), batch.cached_tokens.tolist(), strict=True) if round.num_admitted else ()
+            )
         else:
-            num_decode = steady.num_decodes
-            num_tokens = num_decode + (0 if steady.extra is None else int(steady.extra.num_tokens.sum()))
+            num_tokens = num_decode = steady.num_decodes
+            admitted = ()
+            if (extra := steady.extra) is not None:
+                num_tokens += sum(extra.num_tokens)
+                admitted = zip(extra.request, extra.cached_tokens, strict=True)
+        for request, cached in admitted:
+            if cached >= 0:
+                cached_tokens += cached
+                ledger.schedule_first(request, cached, timing.t_scheduled_s)
         ledger.count(
             batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s)
         )

@@ -7,6 +7,7 @@ files or time.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,22 @@ import polars as pl
 from benchctl.buffers import nullable
 from benchctl.digest import NULL
 from engines.interface import BoolArray, Int64Array, ScheduledBatch
-from engines.steady_batch import SteadyBatch
+from engines.steady_batch import ExtraRows, SteadyBatch
 from reports import records
 
 # (batch, rounds) of steady decodes; (columns, 1) of any other round: int64 [7, n] as in `_COLUMNS`
 Piece = tuple[SteadyBatch | Int64Array, int]
+
+
+def _joined(values: Iterable[int]) -> Int64Array:
+    return np.frombuffer(array("q", values), dtype=np.int64)
+
+
+def _fill(columns: list[Int64Array], rows: Int64Array, values: list[Int64Array]) -> None:
+    """`values`: [len(rows)] of num_tokens, phase, cached_tokens (-1: null), yields and num_blocks."""
+    values[2] = np.where(values[2] < 0, NULL, values[2])
+    for column, given in zip(columns, values, strict=True):
+        column[rows] = given
 
 
 class BatchBuffer:
@@ -72,6 +84,7 @@ class BatchBuffer:
         order = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
         request, start = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
         rest: list[tuple[int, Int64Array]] = []  # (first row, columns from num_tokens on) of what is not steady
+        extras: list[tuple[int, ExtraRows]] = []  # (first row, admissions)
         at, block_size = 0, 1
         for piece, rounds in self._pieces:
             if isinstance(piece, np.ndarray):
@@ -90,25 +103,26 @@ class BatchBuffer:
                 ages = np.arange(piece.age, piece.age + rounds)
                 np.add(piece.bases[None, :], ages[:, None], out=start[at:end].reshape(rounds, n))
             at = end
-            if (extra := piece.extra) is not None:
-                m = len(extra.request)
-                end = at + m
-                request[at:end], start[at:end] = extra.request, extra.start
-                phase = np.zeros(m, dtype=np.int64)
-                columns = (extra.num_tokens, phase, extra.cached_tokens, extra.yields_token, extra.num_blocks)
-                rest.append((at, np.array(columns, dtype=np.int64)))
-                at = end
+            if piece.extra is not None:
+                extras.append((at, piece.extra))
+                at += len(piece.extra.request)
         assert at == size, (at, size)
         one = np.ones(size, dtype=np.int64)
         others = [one, one.copy(), np.full(size, NULL, dtype=np.int64), one.copy(), start // block_size + 1]
+        if extras:
+            rows = _joined(first for at, extra in extras for first in range(at, at + len(extra.request)))
+            request[rows] = _joined(value for _, extra in extras for value in extra.request)
+            start[rows] = _joined(value for _, extra in extras for value in extra.start)
+            num_tokens = _joined(value for _, extra in extras for value in extra.num_tokens)
+            cached = _joined(value for _, extra in extras for value in extra.cached_tokens)
+            yields = _joined(value for _, extra in extras for value in extra.yields_token)
+            num_blocks = _joined(value for _, extra in extras for value in extra.num_blocks)
+            _fill(others, rows, [num_tokens, np.zeros(len(rows), dtype=np.int64), cached, yields, num_blocks])
         if rest:
             firsts = np.array([first for first, _ in rest])
             lengths = np.array([columns.shape[1] for _, columns in rest])
-            place = np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
-            given = np.concatenate([columns for _, columns in rest], axis=1)
-            given[2] = np.where(given[2] < 0, NULL, given[2])
-            for column, values in zip(others, given, strict=True):
-                column[place] = values
+            rows = np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
+            _fill(others, rows, list(np.concatenate([columns for _, columns in rest], axis=1)))
         return [np.repeat(numbers, counts), order, request, start, *others]
 
     def frames(self, columns: list[Int64Array]) -> tuple[pl.DataFrame, pl.DataFrame]:

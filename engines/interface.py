@@ -69,6 +69,7 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
     # (block size, number of leading full blocks) -> a key a block, equal exactly where all ids up to the block's end are
     # equal, over all requests that have such keys, and unequal to any other request's block. None: the ids are hashed.
     make_block_keys: Callable[[int, int], list[Any]] | None = None
+    shares_nothing: bool = False  # no other request has a block with the same key
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ class Row(Protocol):
     def token_ids(self) -> Int64Array: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExtraRows:
-    """[m] columns of the rows behind the decodes, as in `ScheduledBatch`: a round's admissions."""
+    """Columns of the rows behind the decodes, as in `ScheduledBatch`: a round's admissions. Few, so plain lists, [m]."""
 
-    request: Int64Array
-    start: Int64Array
-    num_tokens: Int64Array
-    cached_tokens: Int64Array
-    yields_token: BoolArray
-    num_blocks: Int64Array
+    request: list[int]
+    start: list[int]
+    num_tokens: list[int]
+    cached_tokens: list[int]
+    yields_token: list[bool]
+    num_blocks: list[int]
 
 
 class SteadyBatch(ScheduledBatch):
@@ -97,7 +97,7 @@ class SteadyBatch(ScheduledBatch):
 
     @property
     def num_yields(self) -> int:
-        return len(self.requests) + (0 if self.extra is None else int(np.count_nonzero(self.extra.yields_token)))
+        return len(self.requests) + (0 if self.extra is None else sum(self.extra.yields_token))
 
     def _with(self, decodes: Any, name: str) -> Any:
         return decodes if self.extra is None else np.concatenate([decodes, getattr(self.extra, name)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
 DECISION_KINDS: dict[str, str] = {
     "admit": "a waiting request was scheduled for the first time; needed = blocks taken from the free list, available = free before",
@@ -238,15 +239,41 @@ class RoundLog:
             events.flags += bytes(count) if evicted is None else evicted
             self.order += count + 2 * num_evicted
 
-    def open_block(self, block: int, request: int, index: int, evicted: bool) -> None:
-        """`take` of a single block."""
-        self.num_evicted += evicted
-        if self.enabled:
-            events = self.blocks
-            events.runs += (ALLOCATE, self.order, request, index, 1, 1)
-            events.blocks.append(block)
-            events.flags.append(evicted)
-            self.order += 3 if evicted else 1
+    def edges(
+        self, opening: list[Any], taken: list[int], evicted: bytes | None, filling: list[Any], age: int, block_size: int
+    ) -> None:
+        """In running order: `take` of one block of `taken` each, and the block that is full now findable.
+
+        Members of a `steady.Steady`; their tables hold the blocks already.
+        """
+        if evicted is not None:
+            self.num_evicted += sum(evicted)
+        if not self.enabled:
+            return
+        events, order = self.blocks, self.order
+        runs, blocks, flags = events.runs, events.blocks, events.flags
+        at, end = 0, len(filling)
+        for place, seq in enumerate(opening):
+            while at < end and filling[at].serial < seq.serial:
+                full = filling[at]
+                index = (full.base + age) // block_size
+                runs += (CACHE, order, full.new.request, index, 1, 1)
+                blocks.append(full.block_table[index])
+                flags.append(0)
+                order += 1
+                at += 1
+            flag = 0 if evicted is None else evicted[place]
+            runs += (ALLOCATE, order, seq.new.request, len(seq.block_table) - 1, 1, 1)
+            blocks.append(taken[place])
+            flags.append(flag)
+            order += 1 + 2 * flag
+        for full in filling[at:]:
+            index = (full.base + age) // block_size
+            runs += (CACHE, order, full.new.request, index, 1, 1)
+            blocks.append(full.block_table[index])
+            flags.append(0)
+            order += 1
+        self.order = order
 
     def fill_block(self, block: int, request: int, index: int) -> None:
         """`blocks_in_table` of a single block that is full."""

@@ -273,6 +273,8 @@ class NanoScheduler:
             unit="blocks",
         )
         victim.num_preemptions += 1
+        if victim.hidden:
+            self.blocks.reveal(victim)
         self.blocks.deallocate(victim)
         self.waiting.appendleft(victim)
         self._running_slots = None
@@ -338,7 +340,7 @@ class NanoScheduler:
         return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
-        return sorted(self.blocks.hash_to_block.values())
+        return sorted([*self.blocks.hash_to_block.values(), *self.blocks.hidden()])
 
     def block_table(self, request: int) -> list[int]:
         admitted = (seq for seq in (*self.running, *self.waiting) if isinstance(seq, Sequence))

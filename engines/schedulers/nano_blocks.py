@@ -13,6 +13,9 @@ from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
 
 
+HIDDEN = object()  # stands for the hash of a block whose sequence is `hidden`: hashed, and in no table
+
+
 class NanoBlockManager:
     """Blocks, their hashes, and the table hash -> block. Mutable; owned by one NanoScheduler."""
 
@@ -21,7 +24,7 @@ class NanoBlockManager:
         self.block_size = block_size
         self.caching = enable_prefix_caching
         self.log = log
-        self.hash: list[int | None] = [None] * num_blocks
+        self.hash: list[Any] = [None] * num_blocks
         self.content: list[Any] = [None] * num_blocks  # ids of a hashed block, to tell a collision from a hit
         self.hash_to_block: dict[int, int] = {}
         self.disowned: set[int] = set()  # hashed blocks whose entry a twin took over
@@ -37,7 +40,7 @@ class NanoBlockManager:
         """
         num_blocks = -(-seq.num_tokens // self.block_size)
         num_cached, needed = 0, num_blocks
-        if self.caching:
+        if self.caching and not seq.hidden:
             for index, key in enumerate(seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]):
                 block = self.hash_to_block.get(key)
                 # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
@@ -74,11 +77,9 @@ class NanoBlockManager:
     def open_blocks(self, opening: list[Sequence]) -> None:
         """`may_append` of each, in order. The caller has checked that there are blocks for all."""
         taken, evicted = self._take_from_pool(len(opening))
-        log = self.log
-        for at, (seq, block) in enumerate(zip(opening, taken, strict=True)):
+        for seq, block in zip(opening, taken, strict=True):
             seq.block_table.append(block)
-            lost = evicted is not None and evicted[at] == 1
-            log.open_block(block, seq.new.request, len(seq.block_table) - 1, lost)
+        self.log.edges(opening, taken, evicted, [], 0, self.block_size)
 
     def _allocate_blocks(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
@@ -97,9 +98,13 @@ class NanoBlockManager:
         lost = [key is not None and self._forget(block, key) for block, key in zip(taken, keys, strict=True)]
         return taken, bytes(lost)
 
-    def _forget(self, block: int, key: int) -> bool:
+    def _forget(self, block: int, key: Any) -> bool:
         """A hashed block is taken. True: it could still be found."""
-        self.hash[block] = self.content[block] = None
+        self.hash[block] = None
+        if key is HIDDEN:
+            self.cached_free_blocks -= 1
+            return True
+        self.content[block] = None
         # A twin that holds the same content may own the entry; then it stays.
         if self.hash_to_block.get(key) == block:
             del self.hash_to_block[key]
@@ -120,17 +125,37 @@ class NanoBlockManager:
         first, full = seq.num_hashed_blocks, num_computed // self.block_size
         if full <= first:
             return
-        hashes, table = seq.hashes_xxh64(full, self.block_size), seq.block_table
-        for index in range(first, full):
-            self._register(seq, table[index], index, hashes[index])
+        table = seq.block_table
+        if seq.hidden:
+            for block in table[first:full]:
+                self.hash[block] = HIDDEN
+        else:
+            hashes = seq.hashes_xxh64(full, self.block_size)
+            for index in range(first, full):
+                self._register(seq, table[index], index, hashes[index])
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
     def fill_block(self, seq: Sequence, index: int) -> None:
         """`hash_blocks` of a steady member whose token was the last of block `index`."""
         block = seq.block_table[index]
-        self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
+        if seq.hidden:
+            self.hash[block] = HIDDEN
+        else:
+            self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
         self.log.fill_block(block, seq.new.request, index)
+
+    def reveal(self, seq: Sequence) -> None:
+        """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
+        seq.hidden = False
+        hashed = [block for block in seq.block_table if self.hash[block] is HIDDEN]
+        hashes = seq.hashes_xxh64(len(hashed), self.block_size)
+        for index, block in enumerate(hashed):
+            self._register(seq, block, index, hashes[index])
+
+    def hidden(self) -> list[int]:
+        """Hashed blocks that are in no table."""
+        return [block for block, key in enumerate(self.hash) if key is HIDDEN]
 
     def _register(self, seq: Sequence, block: int, index: int, key: int) -> None:
         owner = self.hash_to_block.get(key)

@@ -78,6 +78,7 @@ class Sequence:
         "block_table",
         "cells",
         "finish_reason",
+        "hidden",
         "new",
         "num_preemptions",
         "serial",
@@ -93,6 +94,8 @@ class Sequence:
         self.num_preemptions = 0
         self.base = self.serial = 0  # as a member of `steady.Steady`
         self.finish_reason: str | None = None
+        # Nobody else can hit its blocks, and it cannot itself before it was preempted: they need no entries until then.
+        self.hidden = new.shares_nothing
         self._token_ids: Int64Array | None = None
         cells = columns.cells
         cells["request"][slot] = new.request

@@ -176,16 +176,13 @@ def in_order(first: list[Sequence], second: list[Sequence]) -> Iterator[tuple[Se
 
 def extra_rows(seqs: list[Sequence], num_new: list[int], cached: list[int]) -> ExtraRows:
     """Columns of admissions, before `num_new` tokens of each are counted as computed."""
-    start = np.array(cached, dtype=np.int64)
-    num_tokens = np.array(num_new, dtype=np.int64)
-    known = np.array([seq.num_tokens for seq in seqs], dtype=np.int64)
     return ExtraRows(
-        request=np.array([seq.new.request for seq in seqs], dtype=np.int64),
-        start=start,
-        num_tokens=num_tokens,
-        cached_tokens=start,
-        yields_token=start + num_tokens == known,
-        num_blocks=np.array([len(seq.block_table) for seq in seqs], dtype=np.int64),
+        request=[seq.new.request for seq in seqs],
+        start=cached,
+        num_tokens=num_new,
+        cached_tokens=cached,
+        yields_token=[had + new == seq.num_tokens for had, new, seq in zip(cached, num_new, seqs, strict=True)],
+        num_blocks=[len(seq.block_table) for seq in seqs],
     )
 
 

@@ -347,6 +347,8 @@ class VllmScheduler:
             available=self.blocks.pool.num_free,
             unit="blocks",
         )
+        if victim.hidden:
+            self.blocks.reveal(victim)
         self.blocks.free(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1

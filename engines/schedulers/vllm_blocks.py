@@ -7,13 +7,14 @@ group, without connectors and speculative tokens. Method names are those of KVCa
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
-from engines.schedulers.steady import in_order
 
-Key = bytes | int
+Key = Any
+HIDDEN = object()  # stands for the key of a block whose sequence is `hidden`: hashed, and in no map
 
 NULL_BLOCK = 0  # taken out of the pool at the start, and never given to anybody
 
@@ -37,7 +38,7 @@ class VllmBlockManager:
     def get_computed_blocks(self, seq: Sequence) -> list[int]:
         """The longest cached prefix, its last token left out: that one is always computed. Changes nothing."""
         hits: list[int] = []
-        if self.caching:
+        if self.caching and not seq.hidden:
             num_blocks = (seq.num_tokens - 1) // self.block_size
             for key in seq.hashes_xxh128(num_blocks, self.block_size)[:num_blocks]:
                 block = self.cached.get(key)
@@ -76,20 +77,18 @@ class VllmBlockManager:
 
         In running order, as `allocate_slots` of each would. The caller has checked that there are blocks for all.
         """
-        log, size, at = self.log, self.block_size, 0
+        log, size, hashes = self.log, self.block_size, self.hash
         # Who takes and who caches are looked at together only for the log's sake: neither changes what the other does.
         taken, evicted = self._take_from_pool(len(opening))
-        for seq, opens, fills in in_order(opening, filling):
-            table = seq.block_table
-            if opens:
-                table.append(taken[at])
-                log.open_block(taken[at], seq.new.request, len(table) - 1, evicted is not None and evicted[at] == 1)
-                at += 1
-            if fills:
-                index = (seq.base + age) // size
-                block = table[index]
-                self._register(block, seq.hashes_xxh128(index + 1, size)[index])
-                log.fill_block(block, seq.new.request, index)
+        for seq, block in zip(opening, taken, strict=True):
+            seq.block_table.append(block)
+        for seq in filling:
+            index = (seq.base + age) // size
+            if seq.hidden:
+                hashes[seq.block_table[index]] = HIDDEN
+            else:
+                self._register(seq.block_table[index], seq.hashes_xxh128(index + 1, size)[index])
+        log.edges(opening, taken, evicted, filling, age, size)
 
     def _take(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
@@ -105,13 +104,16 @@ class VllmBlockManager:
         keys = [hashes[block] for block in taken]
         if (unhashed := keys.count(None)) == count:
             return taken, None
+        cached, twins = self.cached, self.twins
         for block, key in zip(taken, keys, strict=True):
             if key is not None:
                 hashes[block] = None
-                if key in self.twins:
+                if key is HIDDEN:
+                    continue
+                if twins and key in twins:
                     self._forget_copy(block, key)
                 else:
-                    del self.cached[key]
+                    del cached[key]
         self.cached_free_blocks -= count - unhashed
         return taken, bytes([key is not None for key in keys])
 
@@ -129,11 +131,31 @@ class VllmBlockManager:
         first = seq.num_hashed_blocks
         if full <= first:
             return
-        table, hashes = seq.block_table, seq.hashes_xxh128(full, self.block_size)
-        for index in range(first, full):
-            self._register(table[index], hashes[index])
+        table = seq.block_table
+        blocks = table[first:full]
+        if seq.hidden:
+            for block in blocks:
+                self.hash[block] = HIDDEN
+            self.log.blocks_in_table("cache", table, seq.request, first, full)
+            seq.num_hashed_blocks = full
+            return
+        keys = seq.hashes_xxh128(full, self.block_size)[first:full]
+        if self.cached.keys().isdisjoint(keys):
+            for block, key in zip(blocks, keys, strict=True):
+                self.hash[block] = key
+            self.cached.update(zip(keys, blocks, strict=True))
+        else:
+            for block, key in zip(blocks, keys, strict=True):
+                self._register(block, key)
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
+
+    def reveal(self, seq: Sequence) -> None:
+        """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
+        seq.hidden = False
+        hashed = [block for block in seq.block_table if self.hash[block] is HIDDEN]
+        for block, key in zip(hashed, seq.hashes_xxh128(len(hashed), self.block_size), strict=False):
+            self._register(block, key)
 
     def _register(self, block: int, key: Key) -> None:
         self.hash[block] = key

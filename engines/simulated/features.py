@@ -7,9 +7,9 @@ No torch, no clock, no files. A feature is a number a round; of a recorded run t
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engines.interface import ScheduledBatch
@@ -21,8 +21,7 @@ SPARE_TILES = 16  # of a graph with prefill, beyond those that whole tiles of it
 Values = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True, gc=False):
     """One round, or many as columns."""
 
     has_prefill: Values  # False: decodes alone
@@ -186,9 +185,7 @@ def _features_of_steady(batch: SteadyBatch, graphs: Graphs, tokens_per_tile: int
     total, n = decodes, batch.num_seqs
     tiles = own = older = pairs = older_pairs = chunk_keys = known = 0
     context_pairs = single_context = context
-    for start, num, cached in zip(
-        extra.start.tolist(), extra.num_tokens.tolist(), extra.cached_tokens.tolist(), strict=True
-    ):
+    for start, num, cached in zip(extra.start, extra.num_tokens, extra.cached_tokens, strict=True):
         end = start + num
         total += num
         context += end
