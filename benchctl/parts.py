@@ -32,10 +32,19 @@ class Part:
         self.admissions: list[tuple[Any, ...]] = []
         self.requests: list[tuple[Any, ...]] = []
         self.rounds = RoundBuffer()
+        self._begin_log()
+
+    def _begin_log(self) -> None:
         self.batch = BatchBuffer()
         self.decisions = decision_buffer()
         self.blocks = EventBuffer()
         self.num_rows = 0  # about; says when to write
+
+    def fold(self, digest: DecisionDigest) -> None:
+        """Of a decision log that is not to be written: into the digest with it, as far as it goes."""
+        self.add_to(digest)
+        del self.columns
+        self._begin_log()
 
     @cached_property
     def columns(self) -> dict[str, list[Int64Array]]:
@@ -48,9 +57,8 @@ class Part:
         }
 
     def add_to(self, digest: DecisionDigest) -> None:
-        digest.update("batches", self.columns["batches"])
-        digest.update("decisions", self.columns["decisions"])
-        digest.update("blocks", self.columns["blocks"])
+        for table, columns in self.columns.items():
+            digest.update(table, columns)
 
     def frame(self, table: str) -> pl.DataFrame:
         """A table that is kept by rows or by codes."""

@@ -23,6 +23,7 @@ from benchctl.parts import Part, PartWriter
 from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
 from engines.schedulers.decisions import DecisionRow, Decisions
 from engines.steady_batch import Costs, SteadyBatch, Stretch
+from reports.records import RECORDED
 from traces.request import Request
 
 FLUSH_SECONDS = 5.0
@@ -120,6 +121,7 @@ class FileRecorder:
         self.write_s = 0.0  # time of writing parts, beside the loop
         self._part = Part()
         self._writer = PartWriter(folder, mode)
+        self._keeps_log = "batches" in RECORDED[mode]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
         self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
@@ -161,8 +163,7 @@ class FileRecorder:
 
     def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None:
         began = self._perf()
-        if self._part.num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
-            self.flush()
+        self._flush_if_due(began)
         batch, ledger = round.batch, self.ledger
         num_seqs = batch.num_seqs
         # Decisions of the round stand behind the rejections that came before it.
@@ -221,8 +222,7 @@ class FileRecorder:
     def record_stretch(self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float) -> None:
         """Rounds `first`, `first + 1`, …; `schedule_s` is the host time of all of them."""
         began = self._perf()
-        if self._part.num_rows >= self._flush_rows or began - self._last_flush >= self._flush_seconds:
-            self.flush()
+        self._flush_if_due(began)
         batch, ledger, part, rounds = stretch.batch, self.ledger, self._part, stretch.num_rounds
         shift = self._write_rejects(first) if self._rejects else 0
         if plain := stretch.decisions.plain:
@@ -315,6 +315,15 @@ class FileRecorder:
     @property
     def num_bytes(self) -> int:
         return self._writer.num_bytes
+
+    def _flush_if_due(self, now: float) -> None:
+        if now - self._last_flush >= self._flush_seconds:
+            self.flush()
+        elif self._part.num_rows >= self._flush_rows:
+            if self._keeps_log:
+                self.flush()
+            else:
+                self._part.fold(self.digest)
 
     def _timed_flush(self) -> None:
         began = self._perf()
