@@ -14,7 +14,7 @@ import numpy as np
 
 from engines.interface import Int64Array, NewRequest, Rejection
 from traces.errors import BenchctlError
-from traces.keys import Keys, PrivateKeys
+from traces.keys import Keys
 from traces.request import Request
 
 NO_EOS: frozenset[int] = frozenset()  # one for all: an empty set takes 216 bytes
@@ -71,7 +71,7 @@ class Admission:
         forced: bool = True,
         eos_token_ids: frozenset[int] = frozenset(),
         trace: str = "the trace",
-        block_keys: Callable[[Request, int], Keys | None] | None = None,
+        block_keys: Callable[[Request], Keys | None] | None = None,
     ) -> None:
         self._prompt_length, self._token_ids, self._by_row = prompt_length, token_ids, by_row
         self._maker = self._make_ids  # one bound method for all requests
@@ -89,7 +89,6 @@ class Admission:
         """
         prompt, output = self._fitted(self._prompt_length(request), request.output_length or 1)
         limit = self._sizes.max_model_len
-        keys = None if self._block_keys is None else self._block_keys(request, prompt)
         new = NewRequest(
             request=request.index,
             id=request.id,
@@ -101,8 +100,7 @@ class Admission:
             adapter=request.adapter,
             forced=self._forced,
             eos_token_ids=self._eos if not self._forced and request.stop == "eos" else NO_EOS,
-            make_block_keys=keys,
-            shares_nothing=type(keys) is PrivateKeys,
+            make_block_keys=None if self._block_keys is None else self._block_keys(request),
         )
         if self.rejected_ids and (parent := self._rejected_parent(request)) is not None:
             return new, Rejection(request.index, "parent_rejected", 0, 0, parent)

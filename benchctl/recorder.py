@@ -266,7 +266,7 @@ class FileRecorder:
     def _write_log(self, number: int, shift: int, round: Round) -> int:
         """Decisions and block events of a round; about how many rows they are."""
         decisions, blocks, part = round.decisions, round.blocks, self._part
-        if isinstance(decisions, Decisions) and decisions.events is blocks:
+        if isinstance(decisions, Decisions) and decisions.events is blocks and not decisions.whole:
             if decisions.plain:
                 part.decisions.extend(number, shift, decisions.plain)
             return len(decisions.plain) + part.blocks.extend(number, shift, decisions.events)

@@ -46,6 +46,14 @@ class SchedulerConfig:
     max_loras: int | None = None  # None: no limit
 
 
+class BlockKeys(Protocol):
+    """Makes keys that stand for the ids of blocks."""
+
+    shares_nothing: bool  # of no two requests two are equal
+
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int, /) -> list[Any]: ...
+
+
 class NewRequest(msgspec.Struct, frozen=True, gc=False):
     """A request as a scheduler takes it. Sizes are known; ids are made when first looked at.
 
@@ -66,10 +74,9 @@ class NewRequest(msgspec.Struct, frozen=True, gc=False):
     adapter: str | None = None
     forced: bool = True
     eos_token_ids: frozenset[int] = frozenset()  # only looked at when not forced
-    # (block size, number of leading full blocks) -> a key a block, equal exactly where all ids up to the block's end are
-    # equal, over all requests that have such keys, and unequal to any other request's block. None: the ids are hashed.
-    make_block_keys: Callable[[int, int], list[Any]] | None = None
-    shares_nothing: bool = False  # no other request has a block with the same key
+    # Called with (request, num_prompt_tokens, number of leading full blocks): a key a block, equal exactly where all ids up to
+    # the block's end are equal, over all requests that have such keys, and unequal to any other's. None: ids are hashed.
+    make_block_keys: BlockKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchctl.buffers import RowBuffer, decision_buffer, fold
+from benchctl.buffers import RowBuffer, decision_buffer
+from benchctl.round_buffers import fold
 from benchctl.digest import NULL, DecisionDigest, word
 from benchctl.ledger import Ledger, RoundSpan
 from engines.interface import ScheduledBatch

@@ -10,8 +10,8 @@ Knows no engine and no policy.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -24,27 +24,35 @@ MAX_BLOCKS_OF_ROW = 2**26
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _KEY_MASK = np.uint64(2**63 - 1)  # keys of shared blocks are >= 0, of private ones < 0
 
-Keys = Callable[[int, int], list[int]]  # (block size, number of leading full blocks) -> a key a block
+
+class Keys(Protocol):
+    """Makes keys. One object for all requests of a kind, so that a waiting request holds no more than its name."""
+
+    shares_nothing: bool  # no other request has any of them
+
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
+        """A key for each of the leading full blocks of the request of a row of the trace."""
 
 
-class PrivateKeys(msgspec.Struct, frozen=True, gc=False):
-    """Keys of a request that shares nothing with any other."""
+class PrivateKeys:
+    """Of requests that share nothing with any other."""
 
-    row: int
+    shares_nothing = True
 
-    def __call__(self, block_size: int, num_blocks: int) -> list[int]:
-        return private_keys(self.row, 0, num_blocks)
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
+        return private_keys(row, 0, num_blocks)
 
 
-class SharedKeys(msgspec.Struct, frozen=True, gc=False):
-    """Keys of a request with hash ids, made from its row when called: waiting, it holds two numbers."""
+class SharedKeys:
+    """Of requests with hash ids, made from the row of the trace."""
 
-    maker: BlockKeys
-    row: int
-    num_prompt_tokens: int
+    shares_nothing = False
 
-    def __call__(self, block_size: int, num_blocks: int) -> list[int]:
-        return self.maker.keys_of_hash_ids(self.row, self.num_prompt_tokens, num_blocks)
+    def __init__(self, make: Callable[[int, int, int], list[int]]) -> None:
+        self._make = make
+
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
+        return self._make(row, num_prompt_tokens, num_blocks)
 
 
 class BlockKeys:
@@ -66,10 +74,11 @@ class BlockKeys:
         hash_block = trace.header.block_size
         self._spell_hash_ids = trace.any_carry or hash_block % block_size != 0
         self._by_session = trace.header.hash_scope == "session"
+        self._private, self._shared = PrivateKeys(), SharedKeys(self.keys_of_hash_ids)
         self._steps = np.arange(1, max(hash_block // block_size, 1) + 1, dtype=np.uint64) * _GOLDEN
 
-    def of(self, request: Request, num_prompt_tokens: int) -> Keys | None:
-        """None: its ids have to be spelled out. `num_prompt_tokens`: of its prompt's leading part that is used."""
+    def of(self, request: Request) -> Keys | None:
+        """None: its ids have to be spelled out."""
         if self._spelled or request.segments or request.index >= 2**36:
             return None
         if request.carry is not None:
@@ -83,11 +92,11 @@ class BlockKeys:
         if self._trace.is_carry_parent(request.id):
             return None  # its children spell it out
         if request.hash_ids is None:
-            return PrivateKeys(request.index)
-        return None if self._spell_hash_ids else SharedKeys(self, request.index, num_prompt_tokens)
+            return self._private
+        return None if self._spell_hash_ids else self._shared
 
     def keys_of_hash_ids(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
-        """A chain over the ids, one link a hash block; within one a key for each KV block; then those of the output."""
+        """`num_prompt_tokens`: of the prompt's leading part that is used. A chain over the ids, one link a hash block; within one a key for each KV block; then those of the output."""
         request = self._by_row(row)
         assert request.hash_ids is not None, request
         size, per_link = self._block_size, len(self._steps)

@@ -6,7 +6,7 @@ reports print. `reports/records.py` repeats the meanings for readers that have n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -161,26 +161,43 @@ class BlockEvents(Seq[BlockRow]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Decisions(Seq[DecisionRow]):
-    """Decisions of a round. Evictions are kept beside their block events, and come in where they belong when read."""
+class Decisions(MutableSequence[DecisionRow]):
+    """Decisions of a round. Evictions are kept beside their block events, and come in where they belong when read.
 
-    __slots__ = ("events", "plain")
+    `whole`: somebody changed the rows, and all of them stand in `plain`.
+    """
+
+    __slots__ = ("events", "plain", "whole")
 
     def __init__(self, events: BlockEvents) -> None:
         self.plain: list[DecisionRow] = []  # all but evictions
         self.events = events
+        self.whole = False
 
     def rows(self) -> list[DecisionRow]:
-        return sorted(self.plain + self.events.evictions(), key=lambda row: row[0])
+        return self.plain if self.whole else sorted(self.plain + self.events.evictions(), key=lambda row: row[0])
+
+    def _own(self) -> list[DecisionRow]:
+        self.plain, self.whole = self.rows(), True
+        return self.plain
 
     def __len__(self) -> int:
-        return len(self.plain) + len(self.events.evictions())
+        return len(self.rows())
 
-    def __getitem__(self, index: int) -> DecisionRow:  # type: ignore[override]
+    def __getitem__(self, index: Any) -> Any:
         return self.rows()[index]
 
     def __iter__(self) -> Iterator[DecisionRow]:
         return iter(self.rows())
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._own()[index] = value
+
+    def __delitem__(self, index: Any) -> None:
+        del self._own()[index]
+
+    def insert(self, index: int, value: DecisionRow) -> None:
+        self._own().insert(index, value)
 
     def __eq__(self, other: object) -> bool:
         return self.rows() == other.rows() if isinstance(other, type(self)) else self.rows() == other

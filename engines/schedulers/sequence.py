@@ -95,7 +95,7 @@ class Sequence:
         self.base = self.serial = 0  # as a member of `steady.Steady`
         self.finish_reason: str | None = None
         # Nobody else can hit its blocks, and it cannot itself before it was preempted: they need no entries until then.
-        self.hidden = new.shares_nothing
+        self.hidden = new.make_block_keys is not None and new.make_block_keys.shares_nothing
         self._token_ids: Int64Array | None = None
         cells = columns.cells
         cells["request"][slot] = new.request
@@ -142,6 +142,14 @@ class Sequence:
     def grow_table(self, blocks: Iterable[int]) -> None:
         self.block_table.extend(blocks)
         self.cells["num_blocks"][self.slot] = len(self.block_table)
+
+    def take_sampled(self, token: int) -> None:
+        """What the model chose, before it is counted. Of no account where outputs are forced."""
+        if not self.new.forced:
+            self.token_ids[self.num_tokens] = token
+            if token in self.new.eos_token_ids:
+                self.finish_reason = "eos"
+                self.num_final_tokens = self.num_tokens + 1
 
     def count_blocks(self) -> None:
         """The table was grown without its column."""
@@ -211,7 +219,9 @@ class Sequence:
         """All keys at once: they cost next to nothing."""
         new = self.new
         assert new.make_block_keys is not None and not self.block_hashes, new.id
-        keys = new.make_block_keys(block_size, (new.num_prompt_tokens + new.num_output_tokens) // block_size)
+        keys = new.make_block_keys(
+            new.request, new.num_prompt_tokens, (new.num_prompt_tokens + new.num_output_tokens) // block_size
+        )
         if adapter:
             keys = [(adapter, key) for key in keys]
         self.block_hashes = keys
@@ -295,12 +305,7 @@ def append_tokens(
     if sampled is not None:
         indices = range(len(slots)) if rows is None else rows.tolist()
         for token, i in zip(sampled.tolist(), indices, strict=True):
-            seq = seqs[i]
-            if not seq.new.forced:
-                seq.token_ids[seq.num_tokens] = token
-                if token in seq.new.eos_token_ids:
-                    seq.finish_reason = "eos"
-                    seq.num_final_tokens = seq.num_tokens + 1
+            seqs[i].take_sampled(token)
     columns.num_tokens[yielding] += 1
     done = np.flatnonzero(columns.num_tokens[yielding] >= columns.num_final_tokens[yielding])
     done_rows: list[int] = (done if rows is None else rows[done]).tolist()

@@ -444,7 +444,7 @@ class VllmScheduler:
     def update(self, round: Round, sampled: Int64Array | None) -> None:
         """Append, and free at once what is finished, in batch order; seats and blocks are usable in the next round."""
         if isinstance(round.batch, SteadyBatch):
-            self._update_steady(round)
+            self._update_steady(round, sampled)
         else:
             finished = append_tokens(self.columns, self._scheduled, self._slots, round.batch, sampled)
             for i in finished:
@@ -457,14 +457,18 @@ class VllmScheduler:
         round.cached_free_blocks = self.blocks.cached_free_blocks
         round.waiting, round.running, round.skipped = len(self.waiting), len(self.running), len(self.skipped)
 
-    def _update_steady(self, round: Round) -> None:
+    def _update_steady(self, round: Round, sampled: Int64Array | None) -> None:
         """The members by the calendar, then the round's admissions, who may become members."""
         steady = self._steady
         assert steady is not None
+        place = len(steady)  # among the sampled tokens: members all yield one
         self._end_members(steady, round.finished)
         all_steady = True
         for seq in self._scheduled:
             if seq.num_computed_tokens == seq.num_tokens:
+                if sampled is not None:
+                    seq.take_sampled(int(sampled[place]))
+                    place += 1
                 seq.num_tokens += 1
                 if seq.num_tokens >= seq.num_final_tokens:
                     self.running.remove(seq)

@@ -7,9 +7,9 @@ No torch, no clock, no files. A feature is a number a round; of a recorded run t
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from engines.interface import ScheduledBatch
@@ -21,7 +21,8 @@ SPARE_TILES = 16  # of a graph with prefill, beyond those that whole tiles of it
 Values = Any
 
 
-class Features(msgspec.Struct, frozen=True, gc=False):
+@dataclass(slots=True)  # not frozen, which would double the time to make one; nobody changes it
+class Features:
     """One round, or many as columns."""
 
     has_prefill: Values  # False: decodes alone
