@@ -432,6 +432,7 @@ def doctor(
 
 from benchctl import commands_check as _check  # noqa: E402, F401 - registers check-scheduler
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
+from benchctl import commands_engine as _engine  # noqa: E402, F401 - registers check-engine
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_pack as _pack  # noqa: E402, F401 - registers pack and unpack
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report
