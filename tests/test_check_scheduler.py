@@ -154,7 +154,7 @@ def test_a_planted_fault_is_found_and_made_small(
         f"planted_{fault}",
         BASE + f"class Planted(VllmScheduler):\n    name = 'planted-{fault}'\n{body}",
     )
-    monkeypatch.setattr("benchctl.check_scheduler.SHRINK_S", 2.0)
+    monkeypatch.setattr("benchctl.check_scheduler.SHRINK_S", 20.0)
     answer = call(capfd, "check-scheduler", f"planted_{fault}:Planted", "--cases", 12, "--out", tmp_path, "--json")
     assert answer.code == 1, answer.out
     broken = json.loads(answer.out)["broken"]
