@@ -63,6 +63,16 @@ class EngineCampaign:
     max_error: dict[str, float] = field(default_factory=dict)  # by dtype
     broken: list[dict[str, Any]] = field(default_factory=list)
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+            "cases": self.cases,
+            "counts": dict(self.counts),
+            "max_error": self.max_error,
+            "broken": self.broken,
+        }
+
 
 class Spy:
     """An engine whose batches are hashed and whose rounds are counted on the way."""

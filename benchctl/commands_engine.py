@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from typing import Annotated
@@ -75,7 +74,7 @@ def run_check(
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if as_json:
-        print(json.dumps({"benchctl_check_engine": 1} | dataclasses.asdict(found), indent=1))
+        print(json.dumps({"benchctl_check_engine": 1, **found.as_json()}, indent=1))
         return 1 if found.broken else 0
     counts = found.counts
     told = ("resumed", "prefix hits", "chunks", "mixed rounds", "graph rounds", "eager rounds")
