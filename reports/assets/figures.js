@@ -42,6 +42,7 @@
     // A point that stands for a round leads to it.
     box.on("plotly_click", ({ points }) => {
       const data = points[0].customdata;
+      B.onPoint?.(data);
       if (Array.isArray(data) && data[0] === "round") { const run = B.runs[data[1]]; B.show(run, run.placeOfRound(data[2])); B.$("#why").scrollIntoView(); }
     });
   };
@@ -60,7 +61,8 @@
       box.style.minHeight = `${B.meta.figures[box.id].layout.height || 300}px`;
       near.observe(box);
     });
-    B.onRedraw(() => drawn.forEach(draw));
+    B.redrawFigures = () => drawn.forEach(draw);
+    B.onRedraw(B.redrawFigures);
     addEventListener("beforeprint", () => boxes.forEach(draw));
     B.$$("details.data").forEach((details) => details.addEventListener("toggle", () => {
       if (!details.open || B.$("table", details)) return;
