@@ -306,7 +306,8 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from reports.sweep_view import answer, make_view
+    from reports.sweep_view import make_view
+    from reports.sweep_words import answer
 
     view = make_view(frame, names, slo, wanted)
     searched = "rate" in frame.columns

@@ -18,7 +18,8 @@ from markupsafe import Markup
 
 from reports.figures import plain
 from reports.page import _asset, _plotly, script_json
-from reports.sweep_view import OBJECTIVES, Setting, SweepView, answer, effects, make_view, slo_text
+from reports.sweep_view import OBJECTIVES, Setting, SweepView, make_view
+from reports.sweep_words import answer, effects, slo_text
 from reports.terminal import METRIC_NAMES, number, share
 from traces.errors import BenchctlError
 

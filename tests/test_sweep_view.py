@@ -9,7 +9,8 @@ import pytest
 
 from benchctl.sweep import JUDGED, RATE, WORTH
 from benchctl.sweep_workers import FIGURES
-from reports.sweep_view import answer, effects, make_view
+from reports.sweep_view import make_view
+from reports.sweep_words import answer, effects
 
 SLO = {"ttft": 200.0, "tpot": 50.0}
 
