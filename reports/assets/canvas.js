@@ -76,7 +76,7 @@
         g.moveTo(x, this.top);
         g.lineTo(x, this.bottom);
         g.stroke();
-        if (this.axis) g.fillText(view.axis === "round" ? tick.toLocaleString("en") : `${B.short(tick)} s`, x, this.bottom + 5);
+        if (this.axis) g.fillText(view.axis === "round" ? tick.toLocaleString("en") : `${B.short(tick)}${B.logical ? "" : " s"}`, x, this.bottom + 5);
       }
     }
     // Horizontal lines with labels on the left for values 0 … most.

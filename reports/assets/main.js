@@ -17,6 +17,7 @@
   };
   const start = async () => {
     B.runs = await Promise.all(B.$$("script.run-data").map((element, place) => B.load(element, place)));
+    B.logical = B.runs.every((run) => run.facts.clock === "rounds");
     const most = (of) => Math.max(...B.runs.map(of));
     B.view.whole = { round: [0.5, most((run) => (run.n ? run.round[run.n - 1] : 1)) + 0.5], time: [0, most((run) => run.facts.duration_s) || 1] };
     B.view.axis = B.$('input[name="axis"]:checked')?.value || "round";
