@@ -22,6 +22,7 @@ from engines.torch_engine.fused_forward import FusedForward
 from engines.torch_engine.memory import cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
 from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
 from engines.torch_engine.verify import Watch
+from engines.torch_engine.work import Work
 
 IN_FLIGHT = 4  # rounds whose host buffers are kept apart
 MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
@@ -125,7 +126,7 @@ class TritonEngine:
         self.device_inputs: dict[Shape, DeviceInputs] = {}
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
-        self._weight_bytes, self._matrix_parameters = _sizes(model)
+        self.work = Work(model)
         if on_card:
             self._compile_kernels()
             if not enforce_eager:
@@ -251,7 +252,7 @@ class TritonEngine:
             raise forward_out_of_memory(
                 self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())
             ) from None
-        flops, num_bytes = self._work(
+        flops, num_bytes = self.work.of_round(
             len(inputs.token_ids), len(inputs.yielding), inputs.context_pairs, inputs.context_tokens
         )
         return PendingRound(
@@ -325,21 +326,6 @@ class TritonEngine:
             bytes=handle.bytes,
         )
 
-    def _work(self, num_tokens: int, num_yields: int, context_pairs: int, context_tokens: int) -> tuple[float, float]:
-        """(operations, bytes) a round cannot do without.
-
-        Operations: two a matrix parameter and token, of the head for yielding tokens only, and four a query head, dimension
-        and (query, key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once, what is written of
-        them. Left out: activations, norms, RoPE, sampling, the second reading of keys by further tiles of a chunk.
-        """
-        c = self.model.local
-        head = c.vocab_size * c.hidden_size
-        flops = 2.0 * self._matrix_parameters * num_tokens + 2.0 * head * num_yields
-        flops += 4.0 * c.num_layers * c.num_heads * c.head_dim * context_pairs
-        size = self.model.dtype.itemsize
-        kv = kv_bytes_per_token(c, self.model.dtype)
-        return flops, self._weight_bytes + size * c.hidden_size * num_tokens + kv * (context_tokens + num_tokens)
-
     def close(self) -> None:
         """Give the memory back. Rounds that were launched have to be collected before."""
         if self.model.team is not None:
@@ -348,11 +334,3 @@ class TritonEngine:
         self.device_inputs = {}
         self.k_cache = self.v_cache = torch.empty(0)
         self.forward = None  # type: ignore[assignment]
-
-
-def _sizes(model: Model) -> tuple[float, float]:
-    """(bytes of the weights a round reads whole, parameters of the layers' matrices)."""
-    c = model.local
-    head = c.vocab_size * c.hidden_size
-    matrices = c.num_parameters - head * (1 if c.tie_word_embeddings else 2)
-    return float((matrices + head) * model.dtype.itemsize), float(matrices)
