@@ -415,6 +415,13 @@ def replay(
 
 @app.command()
 def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure what the device can do at most (copies, products, launches; under a minute) and keep it: later runs and their reports state it.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Say what is installed, which device there is, what is missing and how to get it.
@@ -425,7 +432,7 @@ def doctor(
     def run() -> int:
         from benchctl.doctor import diagnose, print_diagnosis
 
-        return print_diagnosis(diagnose(), as_json=json)
+        return print_diagnosis(diagnose(measure), as_json=json)
 
     exit_with(run)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
 from benchctl.manifest import base
+from benchctl.measure import stored
 from benchctl.profiles import about
 from benchctl.sources import num_to_replay
 from traces.load import Trace
@@ -56,6 +57,7 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
         "model": engine.model_name,
         "num_parameters": None if engine.model is None else engine.model.config.num_parameters,
         "attention_backend": engine.attention,
+        "ceilings": None if engine.model is None else stored(engine.model.device.type),
         "dtype": None if engine.model is None else str(engine.model.dtype).removeprefix("torch."),
         "simulation": None if engine.profile is None else about(engine.profile, policy.config.block_size),
         "clock": command.clock,
