@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import socket
 import tarfile
 import tempfile
 from concurrent.futures import Future
@@ -34,6 +35,25 @@ def import_ray() -> Any:
     return ray
 
 
+def check_answers(address: str) -> None:
+    """Raises BenchctlError where nothing listens at HOST:PORT. Ray would end the whole process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise no_cluster(address, str(error)) from None
+
+
+def no_cluster(address: str, why: str) -> BenchctlError:
+    return BenchctlError(
+        f"no Ray cluster answers at {address}: {why}",
+        where="--ray",
+        fix="ray start --head here, or --ray HOST:6379 of a running one, or --ray local",
+    )
+
+
 class RayWorkers:
     """Tasks on a cluster. `address`: as `ray.init` takes it; "local" starts one on this machine. Mutable, owned by its sweep."""
 
@@ -45,6 +65,7 @@ class RayWorkers:
         here = Path(__file__).resolve().parent.parent
         packages = [str(here / name) for name in ("benchctl", "engines", "reports", "traces")]
         if self._own:
+            check_answers(address)
             try:
                 ray.init(
                     address=None if address == "local" else address,
@@ -52,11 +73,7 @@ class RayWorkers:
                     log_to_driver=False, logging_level="error", include_dashboard=False if address == "local" else None,
                 )  # fmt: skip
             except Exception as error:  # ConnectionError, ValueError, RuntimeError, by version
-                raise BenchctlError(
-                    f"no Ray cluster answers at {address}: {str(error).splitlines()[0][:200]}",
-                    where="--ray",
-                    fix="ray start --head here, or --ray HOST:6379 of a running one, or --ray local",
-                ) from None
+                raise no_cluster(address, str(error).splitlines()[0][:200]) from None
         found = ray.cluster_resources()
         self.cpus, self.gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
         self.nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
