@@ -10,6 +10,8 @@ import pytest
 
 from tests.test_traces_formats import imported, lengths, lines
 from traces.errors import BenchctlError
+from traces.formats.base import ImportOptions
+from traces.importing import import_trace
 from traces.info import describe
 from traces.load import open_trace
 
