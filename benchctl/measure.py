@@ -20,8 +20,10 @@ from benchctl.manifest import cpu_name, driver_version
 from traces.errors import BenchctlError
 
 COPY_BYTES = 4 << 30
+CPU_COPY_BYTES = 1 << 30
 REPEATS = 5
 TINY_KERNELS = 300  # of the graph
+RESTLESS = 0.25  # of a figure's median, between the largest and the smallest of its repeats
 FORMAT = 1
 
 
@@ -55,9 +57,24 @@ def measure(say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Measure this machine's card, or its CPU where there is none, and keep it. Raises BenchctlError where it cannot be kept."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.inference_mode():
-        figures = measure_card(say) if device == "cuda" else measure_cpu(say)
+    if torch.cuda.is_available():
+        return keep("cuda", measure_card(say))
+    # Small models run on one thread, others on all.
+    threads = torch.get_num_threads()
+    found = {}
+    try:
+        for n in sorted({1, threads}):
+            torch.set_num_threads(n)
+            found = keep("cpu", measure_cpu(lambda text, n=n: say(f"{text}, {n} threads")))  # type: ignore[misc]
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def keep(device: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Write what was measured to the user's cache, whole or not at all."""
+    import torch
+
     key = device_key(device)
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     found = {"format": FORMAT, **key, "type": device, "torch": torch.__version__, "measured": now, **figures}
@@ -187,7 +204,7 @@ def measure_cpu(say: Callable[[str], None]) -> dict[str, Any]:
     from engines.model.memory import available_bytes
 
     say("copy within memory")
-    num_bytes = max(1 << 20, min(1 << 30, available_bytes(torch.device("cpu")) // 8 >> 20 << 20))
+    num_bytes = max(1 << 20, min(CPU_COPY_BYTES, available_bytes(torch.device("cpu")) // 8 >> 20 << 20))
     source = torch.zeros(num_bytes // 4, dtype=torch.float32)
     target = torch.zeros_like(source)  # touched: fresh pages cost more than a copy
     seconds = timed_on_cpu(partial(target.copy_, source))
@@ -243,7 +260,10 @@ def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
             _, dtype, n = name.split("_")
             label = f"product of {n} × {n}, {dtype}"
         apart = (max(entry["raw"]) - min(entry["raw"])) / entry["value"] if entry["value"] else 0.0
-        out.append((label, f"{amount(entry['value'], entry['unit'])}  (±{apart / 2:.0%} over {len(entry['raw'])})"))
+        restless = ", restless: did something else run?" if apart > RESTLESS else ""
+        out.append(
+            (label, f"{amount(entry['value'], entry['unit'])}  (±{apart / 2:.0%} over {len(entry['raw'])}{restless})")
+        )
     return out
 
 
