@@ -11,6 +11,7 @@ from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
 from benchctl.manifest import base
 from benchctl.measure import stored
 from benchctl.profiles import about
+from benchctl.recorded import num_recorded
 from benchctl.sources import num_to_replay
 from traces.load import Trace
 
@@ -28,6 +29,9 @@ RUN_OPTIONS = (
 def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict[str, Any]:
     """The manifest's fixed part, JSON-able (`reports.records.MANIFEST` lists what reports read)."""
     options, trace, engine = command.options, command.trace, command.engine
+    earlier = command.earlier.get(policy.name)
+    num = command.num_requests if earlier is None else num_recorded(earlier)
+    num = num_to_replay(options, trace) if num is None else num
     config: dict[str, Any] = {
         name: {"value": setting.value, "source": setting.source} for name, setting in policy.settings.items()
     }
@@ -74,11 +78,11 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
             "max_model_len": policy.settings["max_model_len"].value,
         },
         "trace": about_trace(trace),
-        "num_requests": num_to_replay(options, trace) if command.num_requests is None else command.num_requests,
+        "num_requests": num,
         "cache": "warm" if options.warm_cache and options.num_warmups else "cold",
         "seeds": {"seed": options.seed},
         "goodput": dict(options.goodput),
-        "from": None if command.earlier is None else str(command.earlier.path),
+        "from": None if earlier is None else str(earlier.path),
         "notes": [*command.notes, *(n for n in trace.notes if n not in command.notes), *policy.notes, *notes],
         "digest": None,
     }

@@ -6,6 +6,7 @@ and `vllm` under the name that it gives itself. docs/schedulers.md says what a c
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -37,15 +38,20 @@ def find_policy(asked: str) -> str:
         return _loaded[asked][0]
     if asked in SCHEDULERS:
         return asked
+    if asked.lower() in BUILTIN:  # vLLM, as it spells itself
+        return asked.lower()
     if ":" in asked:
         place = asked
     else:
         found = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
         if asked not in found:
+            known = [*BUILTIN, *sorted(found)]
+            close = [name for name in known if asked.lower().startswith(name)]  # nano-vllm, vllm-v1
+            close = close or difflib.get_close_matches(asked.lower(), known, 1, 0.5)
             raise BenchctlError(
-                f"no scheduler named {asked!r}",
+                f"no scheduler named {asked!r}" + (f"; did you mean {close[0]}?" if close else ""),
                 where="--scheduler",
-                fix=" or ".join([*BUILTIN, *sorted(found)]) + ", or package.module:Class of your own",
+                fix=" or ".join(known) + ", or package.module:Class of your own",
             )
         place = found[asked]
     cls = import_class(place)

@@ -28,7 +28,7 @@ def summary_table(
 ) -> RenderableType:
     """Runs side by side, one column each, with what a reader has to know below.
 
-    A percentile that its n does not carry is a dash.
+    A percentile that its n does not carry is a dash; what is a dash in every run has no row.
     """
     ours = [summary["benchctl"] for summary in summaries]
     unit = unit_of(entry["run"]["clock"] for entry in ours)
@@ -37,8 +37,13 @@ def summary_table(
     for name in column_names([entry["run"] for entry in ours]):
         table.add_column(escape(name), justify="right", overflow="fold")
 
-    def row(label: str, cell: Callable[[Summary, dict[str, Any]], str]) -> None:
-        table.add_row(label, *(cell(summary, entry) for summary, entry in zip(summaries, ours, strict=True)))
+    def row(label: str, cell: Callable[[Summary, dict[str, Any]], str]) -> bool:
+        """Whether any run has it."""
+        cells = [cell(summary, entry) for summary, entry in zip(summaries, ours, strict=True)]
+        known = any(text != NOT_MEASURED for text in cells)
+        if known:
+            table.add_row(label, *cells)
+        return known
 
     def section(title: str) -> None:
         table.add_row(f"[bold]{title}[/bold]")
@@ -51,9 +56,13 @@ def summary_table(
     percents = _percents(ours)
     for metric in percentile_metrics:
         section(f"{METRIC_NAMES.get(metric, metric)}, {unit.latency}")
-        for percent in percents:
-            row(f"  {percent}", lambda s, b, m=metric, p=percent: unit.figure(b["latency"][m][f"{p}_ms"]))  # type: ignore[misc]
-        row("  n", lambda s, b, m=metric: number(b["latency"][m]["n"]))  # type: ignore[misc]
+        few = [
+            percent
+            for percent in percents
+            if not row(f"  {percent}", lambda s, b, m=metric, p=percent: unit.figure(b["latency"][m][f"{p}_ms"]))  # type: ignore[misc]
+        ]
+        label = f"  n (too few for {', '.join(few)})" if few else "  n"
+        row(label, lambda s, b, m=metric: number(b["latency"][m]["n"]))  # type: ignore[misc]
     section("throughput")
     row(f"  requests/{unit.per_second}", lambda s, b: number(s["request_throughput"]))
     row(f"  output tokens/{unit.per_second}", lambda s, b: number(s["output_throughput"]))
