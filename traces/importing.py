@@ -111,6 +111,9 @@ class _Import:
             for draft in self._reader.read(record, number):
                 if self.is_full:
                     break
+                if isinstance(draft, RowFault):
+                    self._fault(draft, where)
+                    continue
                 try:
                     self._keep(draft, where)
                 except RowFault as fault:
