@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.compare import BETTER, OTHER, SAME, UNKNOWN, WORSE, MetricRow, judge_runs
+from reports.compare import BETTER, ONE_MEASURED, OTHER, SAME, UNKNOWN, WORSE, MetricRow, judge_runs
 from reports.compare_head import is_deterministic
 from reports.numbers import number, share
 from reports.run import Run
@@ -226,7 +226,8 @@ def _best(judged: dict[str, MetricRow] | None, key: str, wanted: str) -> tuple[i
 
 # Why compare can't tell, for a narrow column; the page says it in full above the table.
 SHORTER = {
-    "one run of each on a clock that measures": "one measured run of each",
+    ONE_MEASURED: "one measured run of each",
+    f"{ONE_MEASURED}, and timing alone may move a count": "one measured run of each; timing alone may move a count",
     "the interval holds 0": "too few requests for so small a difference",
 }
 

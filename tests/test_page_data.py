@@ -255,7 +255,9 @@ def test_single_runs_on_a_measuring_clock_are_not_called_better(tmp_path: Path) 
     assert judged == {row.key: row for row in rows}  # one rule
     for delta in deltas(summaries, judged):
         assert delta.best is None, delta
-        assert delta.verdict in ("can't tell: one measured run of each", "no difference"), delta
+        assert delta.verdict.startswith("can't tell: one measured run of each") or delta.verdict == "no difference", (
+            delta
+        )
     assert "a repeat may turn small differences round" in sentences(summaries, ["nano", "vllm"], True)[-1]
 
 
