@@ -16,7 +16,7 @@ from reports.run import Run
 from reports.summary import Summary
 from reports.terminal import METRIC_NAMES
 from reports.units import whole
-from reports.verdict import highest_percentile, latency, unit_for
+from reports.verdict import highest_percentile, latency, signed, unit_for
 from traces.errors import BenchctlError
 
 SILENT = ("from_run", "num_repeats", "seed", "records")  # of `config`: no figure of a page depends on them
@@ -239,8 +239,8 @@ def _change(values: Sequence[float], as_share: bool) -> str:
     if first == second:
         return "same"
     if as_share:
-        return f"{(second - first) * 100:+.1f} points"
+        return signed(f"{(second - first) * 100:+.1f} points")
     if not first:
         return "from 0"
     ratio = second / first
-    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else f"{ratio - 1:+.1%}"
+    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else signed(f"{ratio - 1:+.1%}")

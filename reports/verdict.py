@@ -185,6 +185,11 @@ def cards(summaries: Sequence[Summary]) -> list[Card]:
     return out
 
 
+def signed(text: str) -> str:
+    """With a minus sign in place of a hyphen; nothing has no sign."""
+    return text[1:] if text[1:] == "0.0%" else text.replace("-", "\N{MINUS SIGN}")
+
+
 def _change(values: Sequence[float | None]) -> str:
     if len(values) != 2:
         return ""
@@ -195,7 +200,7 @@ def _change(values: Sequence[float | None]) -> str:
         return "same"
     if not first:
         return ""
-    return f"{(second - first) / first:+.1%}"
+    return signed(f"{(second - first) / first:+.1%}")
 
 
 def lines(summaries: Sequence[Summary]) -> list[Line]:

@@ -2,7 +2,7 @@
 // Every request over the shared axis: queued, prefill chunks, decode, stalled, preempted; and one request's life as a table.
 ((B) => {
   const view = B.view, PHASES = ["queued", "prefill", "decode", "stalled", "preempted"];
-  const ROOM = 420; // pixels for the rows of a timeline
+  const ROOM = 420 * B.scale, LEAST_ROW = 1.6 * B.scale; // pixels for the rows of a timeline, and of one row
 
   // Stretches of a request in seconds: [phase, from, to, round at its beginning]. `stalled` lies over decode and prefill.
   B.phases = (run, row) => {
@@ -131,13 +131,20 @@
           const begin = requests.arrival_s[one] / 1e6, end = requests.finished_s[one] > 0 ? requests.finished_s[one] / 1e6 : run.facts.duration_s;
           return begin <= to && Math.max(end, begin) >= from && (!text || run.ids[one].toLowerCase().includes(text) || run.labels[one].toLowerCase() === text);
         });
-        row = Math.max(Math.min(ROOM / Math.max(order.length, 1), 18), 1.6);
-        const count = `${B.int(order.length)} of ${B.int(requests.rows)} request${requests.rows === 1 ? "" : "s"}`;
+        const there = order.length;
+        if (there * LEAST_ROW > 2.5 * ROOM) {
+          // Of neighbours in the order the slowest (by arrival) or the first, so that what is long is always seen.
+          const step = Math.ceil((there * LEAST_ROW) / ROOM), slowest = ORDERS.e2el, kept = [];
+          for (let k = 0; k < there; k += step) kept.push(by.value === "arrival" ? order.slice(k, k + step).reduce((a, b) => (slowest(run, b) < slowest(run, a) ? b : a)) : order[k]);
+          order = kept;
+        }
+        row = Math.max(Math.min(ROOM / Math.max(order.length, 1), 18 * B.scale), LEAST_ROW);
+        const count = order.length < there ? `${B.int(order.length)} of ${B.int(there)} requests drawn, of every ${Math.ceil(there / order.length)} the slowest: zoom in or search for others` : `${B.int(there)} of ${B.plural(requests.rows, "request")}`;
         if (count !== seen) B.$(".gantt-count", box).textContent = seen = count;
-        const height = Math.round(Math.min(Math.max(order.length * row, 60), ROOM) + 24);
+        const height = Math.round(Math.min(Math.max(order.length * row, 60), ROOM) + 24 * B.scale);
         scroller.style.height = `${height + 2}px`;
         plane.setHeight(height);
-        spacer.style.height = `${Math.max(order.length * row + 24, height)}px`;
+        spacer.style.height = `${Math.max(order.length * row + 24 * B.scale, height)}px`;
       };
       const draw = (p) => {
         const g = p.g, top = scroller.scrollTop, first = Math.floor(top / row), last = Math.min(Math.ceil((top + p.bottom) / row), order.length);

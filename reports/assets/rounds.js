@@ -197,7 +197,7 @@
       lanes.forEach((lane, k) => {
         const plane = B.el("div");
         box.append(B.el("div", { class: "lane", "data-lane": lane.title }, B.el("div", { class: "lane-head" }, B.el("b", {}, lane.title), lane.unit ? B.el("span", { class: "unit" }, lane.unit) : null, B.legend(lane.keys), lane.note ? B.el("span", { class: "unit right" }, lane.note) : null), plane));
-        const drawn = new B.Plane(plane, run, lane.height + (k === lanes.length - 1 ? 20 : 0), (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
+        const drawn = new B.Plane(plane, run, (lane.height + (k === lanes.length - 1 ? 20 : 0)) * B.scale, (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
         lane.plane = drawn;
       });
       let queued = false;

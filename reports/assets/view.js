@@ -18,6 +18,11 @@
     return node;
   };
 
+  const PAPER = 690; // pixels of text width, of A4 and of Letter
+  B.paper = null;
+  // Large screens have larger type (style.css); what is drawn by pixels grows with it.
+  B.scale = parseFloat(getComputedStyle(root).fontSize) / 16 || 1;
+
   // -- numbers
   B.int = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
   B.num = (value) => {
@@ -69,8 +74,9 @@
       store.set(choice);
       applyTheme();
     });
-    addEventListener("beforeprint", () => { applyTheme("light"); B.paintAll(); });
-    addEventListener("afterprint", () => applyTheme());
+    // On paper pictures are drawn anew, for its width rather than the window's.
+    addEventListener("beforeprint", () => { B.paper = PAPER; applyTheme("light"); B.paintAll(); });
+    addEventListener("afterprint", () => { B.paper = null; applyTheme(); });
   };
 
   // -- the window in view: rounds or seconds, the same for every run

@@ -2,7 +2,7 @@
 // Any round in full: its batch, who was held for want of what, who was preempted for whom, what was evicted; and the list of
 // all rounds, searched by what they hold rather than by text, so that 100,000 of them answer at once.
 ((B) => {
-  const ROW = 30;
+  const ROW = 30 * B.scale;
 
   // -- masks over rounds: 1 where the round has what is asked for
   const marks = (run, places) => { const mask = new Uint8Array(run.n); for (const i of places) mask[i] = 1; return mask; };
