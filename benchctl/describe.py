@@ -38,7 +38,10 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
     defaults = ReplayOptions(trace="")
     for name in RUN_OPTIONS:
         value = getattr(options, name)
-        config[name] = {"value": value, "source": "default" if value == getattr(defaults, name) else "flag"}
+        config[name] = {
+            "value": value,
+            "source": "default" if value == getattr(defaults, name) else options.source_of(name),
+        }
     config["clock"] = {"value": command.clock, "source": "flag" if options.clock else "default"}
     config["arrivals"] = {
         "value": command.arrivals,
@@ -83,6 +86,7 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
         "seeds": {"seed": options.seed},
         "goodput": dict(options.goodput),
         "from": None if earlier is None else str(earlier.path),
+        "what_if": None if options.what_if is None else dict(options.what_if),
         "notes": [*command.notes, *(n for n in trace.notes if n not in command.notes), *policy.notes, *notes],
         "digest": None,
     }
