@@ -97,8 +97,11 @@ def _first(first: FirstChange) -> list[Element]:
 def commands(entry: EntryResult) -> list[str]:
     """The command that made the run, and those that look into it."""
     run = entry.runs[0]
-    command = run.manifest.get("command") or []
-    out = [command if isinstance(command, str) else shlex.join(command)]
+    words = run.manifest.get("command") or []
+    words = shlex.split(words) if isinstance(words, str) else list(words)
+    if any(word.partition("=")[0] in ("--out", "-o") for word in words) and "--force" not in words:
+        words.append("--force")  # the run is there: it is made anew
+    out = [shlex.join(words)]
     if entry.first is not None and entry.first.round_now is not None:
         out.append(shlex.join(["benchctl", "explain", str(run.path), "--round", str(entry.first.round_now)]))
     return out

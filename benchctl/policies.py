@@ -152,18 +152,20 @@ def register(cls: type, place: str) -> str:
 
 
 def _attribute(cls: type, name: str, default: Any) -> Any:
-    """Of the class itself or of one above it; the policies that come with benchctl keep theirs in their modules."""
+    """Of the class itself or of one above it, or of their modules: there the policies that come with benchctl keep theirs."""
     for each in cls.__mro__:
         if name in vars(each):
             return vars(each)[name]
+        module = sys.modules.get(each.__module__)
         if each.__module__.startswith("engines.schedulers."):
             # A subclass of NanoScheduler or VllmScheduler has their knobs, blocks and rules of order.
-            module = sys.modules[each.__module__]
             if name == "FAMILY":
                 return vars(each).get("name")
             if hasattr(module, name):
                 found = getattr(module, name)
                 return f"{cls.__name__}, from {found}" if name == "POLICY" else found
+        elif name != "POLICY" and hasattr(module, name):  # a copy of nano.py or vllm.py, say
+            return getattr(module, name)
     return default
 
 
