@@ -187,7 +187,7 @@ def run_case(case: EngineCase, folder: Path, campaign: EngineCampaign) -> str | 
             if not check.passed:
                 worst = max(check.requests, key=lambda r: (r.max_error != r.max_error, r.max_error))
                 return (
-                    f"{how}: relative error of logits {check.max_error:.3g} (tolerance {check.tolerance:g}), same token at "
+                    f"{how}: relative error of logits up to {check.max_error:.3g} (tolerance {check.tolerance:g}), same token at "
                     f"{check.agreement_beyond_rounding:.1%} but for rounding; worst: request {worst.request} ({worst.kind})"
                 )
             found.append((spy.digest.hexdigest(), watch))

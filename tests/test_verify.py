@@ -43,7 +43,7 @@ def test_a_right_run_passes_and_says_how_far_off_it_was(
         run = assert_laws(Path(summary["benchctl"]["path"]))
         assert run.manifest["verify"] == found
         assert found["passed"] and len(found["requests"]) == 6 and found["dtype"] == dtype
-        assert 0 < found["mean_error"] <= found["max_error"] <= found["tolerance"]
+        assert 0 < found["mean_error"] <= found["max_error"] <= 2 * found["tolerance"]
         assert found["positions"] == sum(r["positions"] for r in found["requests"]) > 50
         assert found["agreement_beyond_rounding"] == 1
         if dtype == "float32":
@@ -90,8 +90,8 @@ def test_a_wrong_engine_fails_with_the_request_and_the_figures(
         monkeypatch.setattr(reference_attention.BatchAttention, "_prefill", prefill)
     answer = replay(capfd, tmp_path, "-s", "vllm", "--verify", 6)
     assert answer.code == 1
-    assert "Error: vllm: the engine's logits are not the reference's: relative error" in answer.err
-    assert "of the trace (" in answer.err and "(tolerance 0.0001)" in answer.err
+    assert "Error: vllm: the engine's logits are not the reference's: relative error up to" in answer.err
+    assert "of the trace (" in answer.err and "(tolerance 0.0001, twice that at one position)" in answer.err
     manifest = json.loads((tmp_path / "vllm" / "manifest.json").read_text())
     assert manifest["status"] == "failed" and not manifest["verify"]["passed"]
     assert manifest["verify"]["max_error"] > 1e-4
@@ -134,7 +134,7 @@ def test_no_number_is_no_agreement() -> None:
         return Verification(checks, "float32", 1e-4, 0.99, 211, 211)
 
     assert of(1e-5, 98, 0).passed and of(1e-5, 90, 8).passed
-    assert not of(1e-5, 97, 0).passed and not of(2e-4, 100, 0).passed
+    assert not of(1e-5, 97, 0).passed and not of(1.1e-4, 100, 0).passed
     assert not of(float("nan"), 100, 0).passed
 
 
@@ -169,7 +169,7 @@ def test_a_fault_is_found_and_the_command_repeats_it(capfd: Capture, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(reference_attention.BatchAttention, "_decode", decode)
         answer = call(capfd, "check-engine", "--cases", 8, "--seed", 3)
-        assert answer.code == 1 and "relative error of logits" in answer.out
+        assert answer.code == 1 and "relative error of logits up to" in answer.out
         command = answer.out.strip().splitlines()[-1]
         assert command.startswith("benchctl check-engine --seed 3 --case ")
         assert call(capfd, *command.split()[1:]).code == 1

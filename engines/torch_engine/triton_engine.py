@@ -18,8 +18,8 @@ from engines.kernels.launch import compiling
 from engines.model.memory import available_bytes, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
-from engines.torch_engine.fused_forward import FusedForward
-from engines.torch_engine.memory import cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
+from engines.torch_engine.fused_forward import FusedForward, buffer_bytes
+from engines.torch_engine.memory import GRAPH_BYTES, cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
 from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
 from engines.torch_engine.verify import Watch
 from engines.torch_engine.work import Work
@@ -88,8 +88,11 @@ class TritonEngine:
         self.seed = seed if temperature > 0 else None
         self.return_logits = return_logits
         self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
+        on_card = model.device.type == "cuda"
+        beside = buffer_bytes(model.local, model.dtype, self.max_tokens, self.max_seqs, max_model_len)
+        beside += GRAPH_BYTES if on_card and not enforce_eager else 0
         if num_blocks * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
-            raise cache_out_of_memory(model, num_blocks, block_size)
+            raise cache_out_of_memory(model, num_blocks, block_size, beside)
         shape = (config.num_layers, num_blocks, block_size, model.local.num_kv_heads, config.head_dim)
         max_blocks = min(-(-max_model_len // block_size), num_blocks)
         num_rows = 2 * self.max_seqs
@@ -102,17 +105,22 @@ class TritonEngine:
                     model, self.k_cache, self.v_cache, self.block_tables,
                     max_tokens=self.max_tokens, max_seqs=self.max_seqs, max_model_len=max_model_len, temperature=temperature,
                 )  # fmt: skip
+            self._prepare(num_rows, max_blocks, on_card, enforce_eager)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
+                if model.team is not None:
+                    model.team.explain(error)
                 raise
             self.close()
-            raise cache_out_of_memory(model, num_blocks, block_size) from None
+            raise cache_out_of_memory(model, num_blocks, block_size, beside) from None
+
+    def _prepare(self, num_rows: int, max_blocks: int, on_card: bool, enforce_eager: bool) -> None:
+        """Inputs' buffers on both sides; every kernel compiled and every graph captured that a round can meet."""
         self.rows = TableRows(num_rows, max_blocks)
-        on_card = model.device.type == "cuda"
         largest = self._exact_shape(
             self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), num_rows * max_blocks
         ).size
-        self.inputs = torch.zeros(largest, dtype=torch.int32, device=model.device)
+        self.inputs = torch.zeros(largest, dtype=torch.int32, device=self.model.device)
         self.flights = [
             Flight(
                 torch.zeros(largest, dtype=torch.int32, pin_memory=on_card),
@@ -126,7 +134,7 @@ class TritonEngine:
         self.device_inputs: dict[Shape, DeviceInputs] = {}
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
-        self.work = Work(model)
+        self.work = Work(self.model)
         if on_card:
             self._compile_kernels()
             if not enforce_eager:
@@ -332,5 +340,6 @@ class TritonEngine:
             self.model.team.release()
         self.graphs = {}
         self.device_inputs = {}
+        self.inputs = self.block_tables = torch.empty(0, dtype=torch.int32)
         self.k_cache = self.v_cache = torch.empty(0)
         self.forward = None  # type: ignore[assignment]
