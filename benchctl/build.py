@@ -364,6 +364,8 @@ def prefix_bound(command: Command, block_size: int) -> dict[str, int] | None:
                 if found is None
                 else {"queried_tokens": found[0], "hit_tokens": found[1], "block_size": block_size}
             )
+    if command.options.num_prompts is None and trace.sum_prompts > BOUND_MAX_TOKENS:
+        return None  # known without making the first one
     total = 0
 
     def arrays() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
