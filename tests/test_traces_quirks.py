@@ -382,3 +382,12 @@ def test_a_field_of_a_log_may_hold_line_ends(tmp_path: Path) -> None:
     rows = list(open_trace(tmp_path / "out.jsonl").requests())
     assert [r.prompt for r in rows] == ['two\nlines, "quoted"', "one", "y"]
     assert report.examples == ["line 5: a quote is opened and not closed"]
+
+
+@pytest.mark.parametrize("size", ["{}", "-5", "1e30", "[64]"])
+def test_a_head_that_a_format_cannot_use_is_said(tmp_path: Path, size: str) -> None:
+    source = tmp_path / "w.jsonl"
+    source.write_text('{"id": "t", "hash_id_scope": "local", "requests": [], "block_size": %s}\n' % size)
+    with pytest.raises(BenchctlError) as caught:
+        import_trace(source, tmp_path / "out.jsonl", ImportOptions())
+    assert caught.value.where == f"{source}, at its start" and "\n" not in caught.value.what
