@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from reports.figures import plain
 from reports.page import _asset, _plotly, script_json
-from reports.sweep_view import OBJECTIVES, Setting, SweepView, make_view
+from reports.sweep_view import OBJECTIVES, Setting, SweepView, in_order, make_view
 from reports.sweep_words import answer, effects, slo_text
 from reports.terminal import METRIC_NAMES, number, share
 from traces.errors import BenchctlError
@@ -139,12 +139,13 @@ def kept_settings(view: SweepView) -> tuple[list[Setting], str | None]:
 def embedded(view: SweepView, settings: Sequence[Setting]) -> dict[str, Any]:
     """What the page's script draws from: values of each axis in order, and a row a setting."""
     axes = [*view.workloads, *view.choices]
-    values = {name: ordered({setting.values[name] for setting in settings}) for name in axes}
+    values = {name: in_order({setting.values[name] for setting in settings}) for name in axes}
     at = {name: {value: i for i, value in enumerate(values[name])} for name in axes}
     figures = [name for name in FIGURES if name in view.figures]
     return {
         "axes": [{"name": name, "values": [short(value) for value in values[name]]} for name in axes],
         "workloads": list(view.workloads),
+        "matters": [axis for axis, *_ in effects(view)],  # most first
         "figures": [
             {"key": name, "label": FIGURES[name][0], "unit": FIGURES[name][1], "higher": FIGURES[name][2]}
             for name in figures
@@ -174,16 +175,6 @@ def trimmed(span: tuple[float, float, float] | None) -> list[float] | None:
         return None
     digits = [float(f"{value:.6g}") for value in span]
     return digits[:1] if digits[1] == digits[2] else digits
-
-
-def ordered(values: set[str | None]) -> list[str | None]:
-    """Numbers by size, words by the alphabet, "not given" last."""
-    known = [value for value in values if value is not None]
-    try:
-        known.sort(key=float)
-    except ValueError:
-        known.sort()
-    return [*known, *([None] if None in values else [])]
 
 
 def short(value: str | None) -> str:
@@ -258,7 +249,8 @@ def error_text(view: SweepView, spread: float) -> str:
 
 def facts(view: SweepView, simulation: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """What was swept, beside the answer."""
-    out = [("cells", f"{view.cells:,}, {len(view.settings):,} settings")]
+    same = view.cells == len(view.settings)
+    out = [("settings", f"{len(view.settings):,}" + ("" if same else f", {view.cells:,} cells"))]
     if view.repeats > 1:
         out.append(("repeats", f"{view.repeats} of each, seeds one apart; figures are means"))
     for name in ("trace", "engine", "request-rate", "num-prompts"):

@@ -224,3 +224,13 @@ def margins(view: SweepView, setting: Setting) -> list[Margin]:
         if name in setting.figures:
             out.append(Margin(metric, percentile, setting.figures[name][0], limit, setting.spread(name)))
     return out
+
+
+def in_order(values: set[str | None]) -> list[str | None]:
+    """Numbers by size, words by the alphabet, "not given" last."""
+    known = [value for value in values if value is not None]
+    try:
+        known.sort(key=float)
+    except ValueError:
+        known.sort()
+    return [*known, *([None] if None in values else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from reports.sweep_view import OBJECTIVES, TIE, Margin, Pick, Setting, SweepView
+from reports.sweep_view import OBJECTIVES, TIE, Margin, Pick, Setting, SweepView, in_order
 from reports.terminal import METRIC_NAMES, number, share
 
 MATTERS = 0.01  # an axis whose other values cost less than this does not matter
@@ -82,11 +82,25 @@ def of_one(view: SweepView, pick: Pick) -> list[str]:
             f"{count} other setting{' is' if count == 1 else 's are'} as good in {label} ({within}){chosen}"
             + (f": {view.name_of(pick.tied[0])}." if count == 1 else ".")
         )
+        if count > 1 and (common := shared_text(view, (pick.setting, *pick.tied))):
+            out.append(f"All of them have {common}; the other axes are free within them.")
     if pick.next is not None and view.mode != "front":
         value, best = pick.next.figures[view.objective][0], pick.setting.figures[view.objective][0]
         less = f", {1 - value / best:.0%} less" if best > 0 else ""
         out.append(f"The next one, {view.name_of(pick.next)}, has a {label} of {number(value)} {unit}{less}.")
     return out + decides(view)
+
+
+def shared_text(view: SweepView, settings: Sequence[Setting]) -> str:
+    """`max-num-seqs 32, 64 or 128 and kv-cache-tokens 65536`: the axes of which these settings take some values only."""
+    texts = []
+    for axis in view.choices:
+        every = in_order({setting.values[axis] for setting in view.settings})
+        taken = [value for value in every if any(setting.values[axis] == value for setting in settings)]
+        if len(taken) < len(every):
+            words = ["not given" if value is None else value for value in taken]
+            texts.append(f"{axis} " + (", ".join(words[:-1]) + " or " if len(words) > 1 else "") + words[-1])
+    return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else "".join(texts)
 
 
 def margin_text(view: SweepView, margin: Margin) -> str:

@@ -119,7 +119,7 @@ def test_the_heat_map_shows_the_table_and_the_front_what_nothing_beats(browser: 
         choose = "((id, text) => { const s = document.querySelector(id); s.value = [...s.options].find((o) => o.textContent === text).value; s.dispatchEvent(new Event('change')); })"
         tab.evaluate(f"{choose}('#heat-figure', 'TTFT p99, ms')")
         assert tab.evaluate(f"{cells}['scheduler nano, max-num-seqs 8']") == "900.0"
-        assert tab.evaluate("document.querySelector('#heat-table td.top').title") == "scheduler vllm, max-num-seqs 64"
+        assert tab.evaluate("document.querySelector('#heat-table td.peak').title") == "scheduler vllm, max-num-seqs 64"
         front = tab.evaluate("benchctl.meta.figures['pareto-p99_ttft_ms'].data[0].y")
         assert front == [120.0]
         tab.evaluate(f"{choose}('#colour-by', 'max-num-seqs')")

@@ -148,3 +148,12 @@ def test_a_found_rate_is_told_with_its_bounds_and_why_the_next_fails() -> None:
     )
     assert text[1] == "At 20.40 requests/s it fails: 2 % miss ttft."
     assert any("scheduler nano" in sentence and "25% less" in sentence for sentence in text)
+
+
+def test_what_the_tied_settings_have_in_common_is_told() -> None:
+    cells = [
+        cell(who, seats, 10.0 if seats != "8" else 3.0) for who in ("nano", "vllm") for seats in ("8", "64", "256")
+    ]
+    text = " ".join(answer(view(*cells)))
+    assert "3 other settings are as good in goodput (within 1%)" in text
+    assert "All of them have max-num-seqs 64 or 256; the other axes are free within them." in text

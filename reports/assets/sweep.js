@@ -78,8 +78,9 @@
     const table = B.$("#heat-table");
     if (!table) return;
     const [figureBy, across, down, rest] = ["#heat-figure", "#heat-x", "#heat-y", "#heat-rest"].map((id) => B.$(id));
-    // The two axes that move the objective most to begin with: those with the most values tell most.
-    const order = S.axes.map((axis, i) => i).sort((a, b) => S.axes[b].values.length - S.axes[a].values.length);
+    // The two axes that move the objective most to begin with.
+    const rank = (i) => { const at = S.matters.indexOf(S.axes[i].name); return at < 0 ? Infinity : at; };
+    const order = S.axes.map((axis, i) => i).sort((a, b) => rank(a) - rank(b) || a - b);
     S.figures.forEach((figure, i) => figureBy.append(option(`${figure.label}, ${figure.unit}`, i, figure.key === S.objective)));
     S.axes.forEach((axis, i) => { across.append(option(axis.name, i, i === order[0])); down.append(option(axis.name, i, i === order[1])); });
     drawHeat = () => {
@@ -101,7 +102,7 @@
           const row = cells.get(`${i} ${j}`);
           if (!row || (x === y && i !== j)) return B.el("td", { class: "none" }, "–");
           const v = value(row, f.key), w = Math.round((f.higher ? scale(v) : 1 - scale(v)) * 100);
-          return B.el("td", { class: `${w > 62 ? "strong" : ""}${v === top ? " top" : ""}`, style: `--w: ${w}%`, title: row.name, onclick: () => find(row.id) }, shown(f, v));
+          return B.el("td", { class: `${w > 62 ? "strong" : ""}${v === top ? " peak" : ""}`, style: `--w: ${w}%`, title: row.name, onclick: () => find(row.id) }, shown(f, v));
         })))));
       B.$("#heat-note").textContent = `${f.label}, ${f.unit === "%" ? "share of the requests" : f.unit}; a fuller colour is better, the frame marks the best.${rest.value === "best" ? " Every field shows the best value that any choice of the other axes gives." : ""}${log ? " Shades by the logarithm." : ""}${!crossing && workloads.length > 1 ? ` At ${workloadName(only)}.` : ""}`;
     };
