@@ -30,11 +30,13 @@ def document(result: GateResult) -> list[Element]:
             + (
                 f"{len(failed)} of {len(checked)} entries changed"
                 if failed
-                else f"{len(checked)} entries as in the baseline"
+                else f"{len(checked)} {'entry' if len(checked) == 1 else 'entries'} as in the baseline"
             )
         )
     ]
-    out.append(Items(tuple(_line(entry) for entry in result.entries)))
+    idle = [entry.entry.name for entry in result.entries if not entry.runs]
+    rest = [f"not checked, no run was given: {', '.join(idle)}"] if idle else []
+    out.append(Items((*(_line(entry) for entry in checked), *rest)))
     for entry in failed:
         out += _failure(entry)
     advice = [
@@ -49,8 +51,6 @@ def document(result: GateResult) -> list[Element]:
 
 
 def _line(entry: EntryResult) -> str:
-    if not entry.runs:
-        return f"{entry.entry.name}: not checked, no run was given"
     gated = [finding for finding in entry.findings if not finding.advisory]
     bad = [finding for finding in gated if not finding.ok]
     more = f", {len(entry.runs)} runs" if len(entry.runs) > 1 else ""
