@@ -347,10 +347,11 @@ def show(
             for name in shown
         ]
         grid.add_row(*(Text(row[name] or "–") for name in varied), *numbers, *([best] if fronts else []))
-    console.print(grid)
+    if rows.height:
+        console.print(grid)
     if rows.height > MAX_ROWS:
         console.print(Text(f"… and {rows.height - MAX_ROWS} more in sweep.parquet"))
-    if fronts:
+    if fronts and rows.height:
         console.print(Text("best at: no cell gives more output tokens/s at a p99 TTFT, or ITL, that is no higher"))
     for text in remarks(frame, varied, searched):
         console.print(Text(text))

@@ -29,6 +29,7 @@ class SweepProgress:
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
         self._rows: list[tuple[float, Cell, Result]] = []
         self.done = self.failed = self.kept = 0
+        self._reason: str | None = None
         self._began = time.monotonic()
 
     def __enter__(self) -> SweepProgress:
@@ -45,7 +46,9 @@ class SweepProgress:
     def saw(self, cell: Cell, result: Result, earlier: bool) -> None:
         self.done += 1
         self.kept += earlier
-        self.failed += result["status"] != "complete"
+        if result["status"] != "complete":
+            self.failed += 1
+            self._reason = f"{self.name(cell)}: {result['reason']}"
         if result["status"] == "complete":
             self._rows.append((self._worth(result), cell, result))
             self._rows.sort(key=lambda row: -row[0])
@@ -106,8 +109,11 @@ class SweepProgress:
             table.add_row(*(Text(str(cell.settings.get(n, "–"))) for n in self._varied), *texts)
         bar = ProgressBar(total=self._total, completed=self.done, width=40)
         best = Text("best so far by " + ("goodput" if self._slo else "output tokens/s"), style="dim")
-        line = Text(" · ".join(words))
-        return Group(bar, line, best, table) if self._rows else Group(bar, line)
+        line = Table.grid(padding=(0, 2))
+        line.add_row(bar, Text(" · ".join(words)))
+        if self._reason is not None:
+            line.add_row("", Text(f"last failure: {self._reason}", style="yellow"))
+        return Group(line, best, table) if self._rows else Group(line)
 
 
 def probe_printer() -> Callable[[str], None]:
