@@ -180,11 +180,11 @@ class TorchEngine:
             work = self._work_of(inputs)
             return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, ended - prepared, None, work)
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
             if model.team is not None:
                 model.team.explain(error)
-            raise
+            if not is_out_of_memory(error):
+                raise
+            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
 
     @torch.inference_mode()
     def follow(self, inputs: BatchInputs) -> None:

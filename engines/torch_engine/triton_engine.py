@@ -107,9 +107,9 @@ class TritonEngine:
                 )  # fmt: skip
             self._prepare(num_rows, max_blocks, on_card, enforce_eager)
         except (RuntimeError, MemoryError) as error:
+            if model.team is not None:
+                model.team.explain(error)
             if not is_out_of_memory(error):
-                if model.team is not None:
-                    model.team.explain(error)
                 raise
             self.close()
             raise cache_out_of_memory(model, num_blocks, block_size, beside) from None
@@ -253,9 +253,9 @@ class TritonEngine:
                 assert self.watch is not None
                 self.watch.keep(watched, logits, self.forward.tokens)
         except (RuntimeError, MemoryError) as error:
+            if self.model.team is not None:
+                self.model.team.explain(error)
             if not is_out_of_memory(error):
-                if self.model.team is not None:
-                    self.model.team.explain(error)
                 raise
             raise forward_out_of_memory(
                 self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())

@@ -148,7 +148,7 @@ class Watch:
         self.pieces.append(self._pinned[0][: self._filled].float())
         pinned = self._pinned[1].numpy()
         self.rows_kept = [
-            (rows, tokens.astype(np.int64) if np.shares_memory(tokens, pinned) else tokens)
+            (rows, tokens.astype(np.int64) if np.may_share_memory(tokens, pinned) else tokens)
             for rows, tokens in self.rows_kept
         ]
         self._filled = 0
