@@ -9,7 +9,7 @@
 set -euo pipefail
 out=$1
 shift
-: "${REQUESTS:=10000}" "${RATE:=180}" "${KV:=393216}" "${SPLIT:=15MiB}"
+: "${REQUESTS:=10000}" "${RATE:=170}" "${KV:=393216}" "${SPLIT:=15MiB}"
 export PYTHONUNBUFFERED=1 PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 flags=("$@")
 if [ $# -eq 0 ]; then
@@ -21,7 +21,7 @@ trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$out"
 
 # Shorter turns than ShareGPT's, so that 10,000 of them pass in a minute.
-python3 -m benchctl trace synth sharegpt -n "$REQUESTS" --input-scale 0.4 --output-scale 0.35 -o "$scratch/conversations.jsonl"
+python3 -m benchctl trace synth sharegpt -n "$REQUESTS" --input-scale 0.3 --output-scale 0.25 -o "$scratch/conversations.jsonl"
 
 make_and_pack() { # RECORDS
     rm -rf "$scratch/runs" "$out"/run10k.tar.gz*

@@ -66,7 +66,9 @@ def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> l
     out: list[Spike] = []
     seen: set[int] = set()
     usual = float(frame["itl"].median() or 0.0)  # type: ignore[arg-type]
-    for row in frame.sort("itl", "t_s", descending=[True, False], maintain_order=True).head(400).iter_rows(named=True):
+    # Of those that one round ended the longest alone: a round ends a gap of every sequence that decodes in it.
+    order = frame.sort("itl", "t_s", descending=[True, False], maintain_order=True)
+    for row in order.unique("round", keep="first", maintain_order=True).head(400).iter_rows(named=True):
         if row["itl"] <= 1.5 * usual:
             break
         last = int(np.searchsorted(numbers, row["round"]))

@@ -241,6 +241,32 @@ def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> Non
     assert benchctl("report", str(tmp_path / "absent")).returncode == 2
 
 
+def test_of_a_run_whose_only_part_is_damaged_its_rounds_and_requests_are_shown(tmp_path: Path) -> None:
+    folder = record_golden(tmp_path / "nano", "nano", "article_rounds")
+    (folder / "batches-00000.parquet").write_bytes(b"PAR1")
+    done = benchctl("report", str(folder), "-f", "md")
+    assert done.returncode == 1 and "5 of 5 requests" in done.stdout
+    assert "batches-00000.parquet cannot be read" in done.stderr
+    assert "shown is what admissions, requests, rounds tell" in done.stderr
+
+
+def test_a_run_that_has_ended_misses_no_file(tmp_path: Path) -> None:
+    manifest = {"status": "complete", "records": "full"}
+    folder = record_golden(tmp_path / "nano", "nano", "article_rounds", manifest=manifest)
+    with open_all([folder]) as (_, wrong):
+        assert wrong == []
+    (folder / "tokens-00000.parquet").unlink()
+    with open_all([folder]) as (_, wrong):
+        assert wrong == [f"{folder}: the run has ended, and tokens-00000.parquet is missing"]
+    (folder / "rounds-00000.parquet").unlink()
+    with pytest.raises(BenchctlError, match="the run has ended, and rounds-00000.parquet and 1 more are missing"), open_all([folder]):  # fmt: skip
+        pass
+    half = manifest | {"status": "running"}  # killed: what its last part lacks was never written
+    (folder / "manifest.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text()) | half))
+    with open_all([folder]) as (runs, wrong):
+        assert wrong == [] and runs[0].read("rounds").height == 0
+
+
 # -- the terminal
 
 
