@@ -23,6 +23,7 @@ from engines.torch_engine.memory import GRAPH_BYTES, cache_out_of_memory, forwar
 from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
 from engines.torch_engine.verify import Watch
 from engines.torch_engine.work import Work
+from traces.errors import BenchctlError
 
 IN_FLIGHT = 4  # rounds whose host buffers are kept apart
 MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
@@ -138,7 +139,16 @@ class TritonEngine:
         if on_card:
             self._compile_kernels()
             if not enforce_eager:
-                self._capture_graphs()
+                try:
+                    self._capture_graphs()
+                except RuntimeError as error:
+                    if self.model.parallel.size == 1 or is_out_of_memory(error):
+                        raise
+                    raise BenchctlError(
+                        f"CUDA graphs over {self.model.parallel.size} ranks cannot be captured here: {str(error).splitlines()[0]}",
+                        fix="--enforce-eager",
+                        exit_code=1,
+                    ) from None
 
     # -- shapes
 
