@@ -207,7 +207,6 @@ def _json(target: Path, where: str, rows: Any, found: Any, rounds: int, command:
         "complete": found.complete,
         "replays": found.asked,
         "rounds": rounds,
-        "seconds": round(found.seconds, 3),
         "steps": [
             dict(zip(("stage", "requests", "prompt_tokens", "output_tokens"), step, strict=True))
             for step in found.steps

@@ -238,6 +238,19 @@ def test_two_policies_differ_on_two_requests(trace: Path, tmp_path: Path, capfd:
     found = json.loads(answer.out)
     assert answer.code == 0 and found["requests"] == 2, answer.err
     assert found["command"].endswith("--scheduler nano --scheduler vllm --engine null")
+    again = call(
+        capfd,
+        "shrink",
+        trace,
+        "--where",
+        "differs(nano, vllm)",
+        "-o",
+        tmp_path / "s.jsonl",
+        "--json",
+        "--force",
+        *LIMITS,
+    )
+    assert again.out == answer.out, "nothing in it is measured"
 
 
 def test_a_failing_gate_is_shrunk_by_its_limits(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
