@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
+
+from traces.errors import BenchctlError
+
+# Other names of a flag -> the one that messages use.
+OTHER_NAMES = {"--num-gpu-blocks-override": "--num-blocks"}
 
 app = typer.Typer(
     name="benchctl",
@@ -26,10 +32,26 @@ def opt(*names: str, panel: str, help: str, **more: Any) -> Any:
 
 
 def exit_with(run: Callable[[], int]) -> NoReturn:
-    """End the command with the exit code of `run`; 130 on Ctrl-C."""
+    """End the command with the exit code of `run`; 130 on Ctrl-C. What it refuses names the flags as they were typed."""
     try:
         code = run()
+    except BenchctlError as error:
+        raise as_typed(error, sys.argv) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
     raise typer.Exit(code)
+
+
+def as_typed(error: BenchctlError, words: list[str]) -> BenchctlError:
+    """The error with the names of flags that stand among the words of the command line."""
+    typed = {known: other for other, known in OTHER_NAMES.items() if any(w.split("=")[0] == other for w in words)}
+
+    def renamed(text: str | None) -> str | None:
+        for known, other in typed.items():
+            text = None if text is None else re.sub(rf"{known}(?![\w-])", other, text)
+        return text
+
+    return BenchctlError(
+        renamed(error.what) or "", where=renamed(error.where), fix=renamed(error.fix), exit_code=error.exit_code
+    )

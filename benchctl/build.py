@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from benchctl.config import (
 from benchctl.describe import describe
 from benchctl.engine_choice import EngineChoice, build_engine, choose_engine
 from benchctl.profiles import check_block_size
+from benchctl.recorded import as_recorded, num_recorded, open_earlier, run_for_each
 from benchctl.recorder import SMALL_POOL
 from benchctl.runner import RunParts
 from benchctl.simulated_clock import OverlappedClock
@@ -47,7 +48,7 @@ from benchctl.sources import (
 from engines.interface import Engine, EngineLimits, NewRequest, Scheduler
 from engines.null_engine import NullEngine
 from engines.simulated.engine import SimulatedEngine
-from reports.run import Run, open_run
+from reports.run import Run
 from traces.errors import BenchctlError
 from traces.keys import BlockKeys
 from traces.load import Trace
@@ -71,7 +72,7 @@ class Command:
     clock: str
     arrivals: str
     num_requests: int | None  # None: not known before the trace is read to its end
-    earlier: Run | None  # of --clock recorded
+    earlier: Mapping[str, Run]  # of --clock recorded: policy -> the run that it repeats; else empty
     notes: tuple[str, ...]
 
 
@@ -79,17 +80,18 @@ def build_command(options: ReplayOptions) -> Command:
     """Check the options against each other, open the trace, choose the engine, settle every policy. Raises BenchctlError."""
     check_together(options)
     trace = open_for(options)
-    earlier = None if options.from_run is None else open_earlier(options.from_run, trace)
-    # Repeating a run repeats its policy, unless another is asked for.
-    asked = options.schedulers or (() if earlier is None else (str(earlier.manifest.get("scheduler")),))
-    names = chosen_schedulers(asked)
+    earlier: dict[str, Run] = {}
+    if options.from_run is not None:
+        earlier = run_for_each(options.from_run, open_earlier(options.from_run, trace), options.schedulers)
+    names = tuple(earlier) or chosen_schedulers(options.schedulers)
     notes = check_flags(options, names) + trace.notes
-    if earlier is not None:
+    if earlier:
         options = as_recorded(options, earlier, notes)
     engine = choose_engine(options, trace)
-    notes += engine.notes
+    notes += engine.notes + without_effect(options, engine)
     clock = options.clock or ("virtual" if engine.kind in ("null", "simulated") else "wall")
-    kind = str(earlier.manifest.get("arrivals")) if earlier else check_arrivals(trace, options, clock)
+    kinds = [str(run.manifest.get("arrivals")) for run in earlier.values()]  # the same in all
+    kind = kinds[0] if kinds else check_arrivals(trace, options, clock)
     if options.outputs == "sampled" and kind != "session" and any(r.carry for r in requests_of(trace, options, clock)):
         raise BenchctlError(
             "turns carry their parent's output, which --outputs sampled does not know beforehand",
@@ -110,8 +112,8 @@ def build_command(options: ReplayOptions) -> Command:
             "--kv-cache-tokens N gives another"
         )
     num = num_to_replay(options, trace)
-    if earlier is not None:
-        num = earlier.read("admissions").height + sum(earlier.read("decisions")["kind"] == "reject")
+    if earlier:
+        num = max(num_recorded(run) for run in earlier.values())
     return Command(options, trace, engine, tuple(policies), clock, kind, num, earlier, tuple(notes))
 
 
@@ -157,54 +159,26 @@ def check_together(options: ReplayOptions) -> None:
                 raise BenchctlError(f"{name} changes arrivals, which --clock recorded repeats", fix="leave it out")
 
 
-def open_earlier(path: str, trace: Trace) -> Run:
-    """The run that `--clock recorded` repeats. Raises BenchctlError where it was of another trace, or kept no admissions."""
-    run = open_run(path)
-    known = (run.manifest.get("trace") or {}).get("sha256")
-    if known is None:
-        raise BenchctlError(
-            "the earlier run ended before its trace was read to the end: which one it was is not known",
-            where=path,
-            fix="replay it to its end, or with --validate-first",
-        )
-    if known != trace.sha256:
-        raise BenchctlError(
-            f"the earlier run replayed another trace: its sha256 begins {str(known)[:12]}, this one's {trace.sha256[:12]}",
-            where=path,
-            fix=f"replay {(run.manifest.get('trace') or {}).get('path')}",
-        )
-    if not run.has("decisions"):
-        raise BenchctlError(
-            f"the earlier run kept --records {run.manifest.get('records')}: its refusals are not known",
-            where=path,
-            fix="record it with --records compact or full",
-        )
-    for table in ("admissions", "decisions", "requests", "rounds"):
-        run.read(table)  # a damaged one is said here
-    return run
-
-
-def as_recorded(options: ReplayOptions, earlier: Run, notes: list[str]) -> ReplayOptions:
-    """The earlier run's seed and over-length rule, where the command leaves theirs at the default."""
-    if earlier.setting("outputs") == "sampled":
-        notes.append(
-            "the earlier run appended what its model said: where that ended a request early, this run goes on to the "
-            "trace's output length"
-        )
-    defaults = ReplayOptions(trace="")
-    taken = {
-        name: earlier.setting(name, getattr(options, name))
-        for name in ("seed", "over_length")
-        if getattr(options, name) == getattr(defaults, name)
+def without_effect(options: ReplayOptions, engine: EngineChoice) -> list[str]:
+    """Flags of a model or a card that were given where there is none: allowed, so that a command can be carried over, and said."""
+    of_model = {
+        "--dtype": options.dtype is not None,
+        "--load-format": options.load_format != "auto",
+        "--attention-backend": options.attention_backend != "auto",
+        "--enforce-eager": options.enforce_eager,
     }
-    return replace(options, **taken)
+    given = [name for name, is_given in of_model.items() if is_given and engine.model is None]
+    if options.gpu_memory_utilization is not None and (engine.model is None or engine.model.device.type != "cuda"):
+        given.insert(0, "--gpu-memory-utilization")
+    what = "no model and no card" if engine.model is None else "no card"
+    return [f"{', '.join(given)}: without effect, the {engine.kind} engine has {what} here"] if given else []
 
 
 def settle_all(
-    options: ReplayOptions, names: tuple[str, ...], trace: Trace, engine: EngineChoice, earlier: Run | None
+    options: ReplayOptions, names: tuple[str, ...], trace: Trace, engine: EngineChoice, earlier: Mapping[str, Run]
 ) -> list[PolicySettings]:
     """Every policy's settings; where nothing sets the pool all get the same usable tokens."""
-    recorded = {name: recorded_settings(earlier.manifest, name) if earlier else None for name in names}
+    recorded = {name: recorded_settings(earlier[name].manifest, name) if name in earlier else None for name in names}
 
     def settle_with(default: Callable[[int], tuple[int, str]]) -> list[PolicySettings]:
         return [
@@ -275,8 +249,8 @@ def build_run(
         warmed = scheduler if options.warm_cache else policy.info.build(policy.config, log_decisions=False)
         warm_up(command, warmed, engine, admission, stop or threading.Event())
     arrivals: Arrivals
-    if command.earlier is not None:
-        arrivals = recorded_arrivals(trace, command.earlier)
+    if policy.name in command.earlier:
+        arrivals = recorded_arrivals(trace, command.earlier[policy.name])
     else:
         arrivals = build_arrivals(trace, options, command.arrivals, command.clock, notes)
     overlap = may_overlap(command, policy, arrivals)
@@ -289,7 +263,7 @@ def build_run(
         admission=admission,
         start_clock=simulated_clock(engine)
         if overlap and isinstance(engine, SimulatedEngine) and command.clock == "virtual"
-        else clock_of(command),
+        else clock_of(command, policy),
         usable_blocks=policy.usable_blocks,
         records=options.records,
         overlap=overlap,
@@ -332,11 +306,11 @@ def simulated_clock(engine: SimulatedEngine) -> Callable[[threading.Event], Cloc
     return lambda stop: OverlappedClock(engine.pop_cost, engine.fit.host.arrive_s)
 
 
-def clock_of(command: Command) -> Callable[[threading.Event], Clock]:
+def clock_of(command: Command, policy: PolicySettings) -> Callable[[threading.Event], Clock]:
     """Starts the command's clock. The event ends a wall clock's sleep."""
     if command.clock == "recorded":
-        assert command.earlier is not None, "checked with the options"
-        times, admitted_s = recorded_times(command.earlier), recorded_admissions(command.earlier)
+        earlier = command.earlier[policy.name]
+        times, admitted_s = recorded_times(earlier), recorded_admissions(earlier)
         return lambda stop: RecordedClock(times, admitted_s)
     if command.clock == "rounds":
         return lambda stop: RoundClock()
@@ -401,6 +375,8 @@ def prefix_bound(command: Command, block_size: int) -> dict[str, int] | None:
                 if found is None
                 else {"queried_tokens": found[0], "hit_tokens": found[1], "block_size": block_size}
             )
+    if command.options.num_prompts is None and trace.sum_prompts > BOUND_MAX_TOKENS:
+        return None  # known without making the first one
     total = 0
 
     def arrays() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

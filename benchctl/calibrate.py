@@ -212,6 +212,7 @@ def traits_of_run(run: Run) -> Traits:
         "model": run.manifest.get("model"),
         "dtype": run.manifest.get("dtype"),
         "attention backend": run.manifest.get("attention_backend"),
+        "tensor parallel size": run.setting("tensor_parallel_size") or 1,
         "sampling": "drawn" if (run.setting("temperature") or 0) > 0 else "likeliest",
         "set of CUDA graphs": graphs_of(run),
     }
@@ -223,6 +224,7 @@ def traits_of_points(points: Points, path: str) -> Traits:
         "model": points.model,
         "dtype": points.dtype,
         "attention backend": points.attention_backend,
+        "tensor parallel size": 1,
         "sampling": "likeliest",
         "set of CUDA graphs": graphs_of_points(points),
     }

@@ -61,13 +61,15 @@ def measure(options: MeasureOptions, path: Path, say: Say) -> Points:
         import torch
     except ImportError:
         raise BenchctlError("measuring needs torch, which is not installed", fix="pip install torch") from None
-    from engines.model.load import load_model
     from engines.torch_engine.memory import max_kv_tokens
+    from engines.torch_engine.parallel import load_parallel_model
 
     on_card = torch.cuda.is_available()
     name = options.model or ("qwen3-0.6b" if on_card else "tiny")
     began = time.perf_counter()
-    model = load_model(name, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed)
+    model = load_parallel_model(
+        name, 1, dtype=options.dtype or "auto", load_format=options.load_format, seed=options.seed
+    )
     attention = choose_attention(
         ReplayOptions(trace="", attention_backend=options.attention_backend, enforce_eager=options.enforce_eager),
         on_card,

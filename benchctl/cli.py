@@ -73,14 +73,15 @@ def root(
 
 @app.command()
 def replay(
+    ctx: typer.Context,
     trace: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TRACE",
-            help="A trace (JSONL, Mooncake JSONL; may be gzipped), or a bundled one by name.",
+            help="A trace (JSONL, Mooncake JSONL; may be gzipped), or a bundled one by name. With --from: that run's, if left out.",
             show_default=False,
         ),
-    ],
+    ] = None,
     scheduler: Annotated[
         list[str] | None,
         opt("--scheduler", "-s", panel=SCHEDULING, help="nano or vllm; repeat it for several. Without it: both."),
@@ -357,7 +358,19 @@ def replay(
     ] = 1.0,
     from_run: Annotated[
         str | None,
-        opt("--from", panel=CLOCK, help="With --clock recorded: the run whose admissions, limits and pool are taken."),
+        opt(
+            "--from",
+            panel=CLOCK,
+            help="A recorded run, once more: with --set and flags for what is to be different, or with --clock recorded by its admissions.",
+        ),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        opt(
+            "--set",
+            panel=CLOCK,
+            help="With --from: a setting of the run and its new value, such as num_blocks=2048. Repeat it for several.",
+        ),
     ] = None,
     out: Annotated[
         str | None,
@@ -395,16 +408,32 @@ def replay(
 
     Example: benchctl replay traces/walkthrough.jsonl --scheduler nano --engine null --clock rounds
     """
-    given = locals()
+    given = dict(locals())
+    typed = {name for name in given if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    del given["ctx"]
 
     def run() -> int:
         from benchctl.parse import replay_options
 
+        if set and from_run is None:
+            raise BenchctlError("--set changes a recorded run, and none is named", fix="--from RUN, or the flag itself")
+        if trace is None and from_run is None:
+            raise BenchctlError("Missing argument 'TRACE'", fix="benchctl replay TRACE, or --from RUN")
+        if from_run is not None and (set or clock != "recorded"):
+            from benchctl.what_if import ask, run_what_if
+
+            question = ask(given, typed, replay)
+            baseline = None if question.baseline is None else replay_options(**question.baseline)
+            return run_what_if(question, replay_options(**question.given), baseline)
+        if trace is None:
+            from benchctl.what_if import trace_of
+
+            given["trace"] = trace_of(str(from_run))
         options = replay_options(**given)
         if map or format:
             from benchctl.import_first import import_first
 
-            found = import_first(trace, format, map, skip_bad=skip_bad, seed=seed, out=out)
+            found = import_first(str(trace), format, map, skip_bad=skip_bad, seed=seed, out=out)
             options = dataclasses.replace(options, trace=found)
         from benchctl.command import run_replay
 
@@ -415,6 +444,13 @@ def replay(
 
 @app.command()
 def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure what the device can do at most (copies, products, launches; under a minute) and keep it: later runs and their reports state it.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Say what is installed, which device there is, what is missing and how to get it.
@@ -425,13 +461,14 @@ def doctor(
     def run() -> int:
         from benchctl.doctor import diagnose, print_diagnosis
 
-        return print_diagnosis(diagnose(), as_json=json)
+        return print_diagnosis(diagnose(measure), as_json=json)
 
     exit_with(run)
 
 
 from benchctl import commands_check as _check  # noqa: E402, F401 - registers check-scheduler
 from benchctl import commands_compare as _compare  # noqa: E402, F401 - registers compare and explain
+from benchctl import commands_engine as _engine  # noqa: E402, F401 - registers check-engine
 from benchctl import commands_gate as _gate  # noqa: E402, F401 - registers gate
 from benchctl import commands_pack as _pack  # noqa: E402, F401 - registers pack and unpack
 from benchctl import commands_report as _report  # noqa: E402, F401 - registers report

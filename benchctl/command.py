@@ -97,17 +97,20 @@ def run_order(command: Command) -> Iterator[tuple[str, PolicySettings]]:
 def out_folder(command: Command) -> Path:
     """`--out`, or runs/<trace>-<time>. Checks all run folders before anything runs. Raises BenchctlError."""
     options = command.options
-    if options.out is None:
-        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in command.trace.name)[:64] or "trace"
-        out = Path("runs") / f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-        number = 1
-        while out.exists():
-            number += 1
-            out = out.with_name(f"{out.name.split('~')[0]}~{number}")
-    else:
-        out = Path(options.out)
+    out = new_folder(command.trace.name) if options.out is None else Path(options.out)
     for name, _ in run_order(command):
         check_free(out / name, options.force)
+    return out
+
+
+def new_folder(name: str) -> Path:
+    """runs/<name>-<time>, one that is not there yet."""
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:64] or "trace"
+    out = Path("runs") / f"{stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while out.exists():
+        number += 1
+        out = out.with_name(f"{out.name.split('~')[0]}~{number}")
     return out
 
 

@@ -13,6 +13,8 @@ import typer
 from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
 
+MOST_EVIDENCE = 400  # characters of a fault's words in the terminal
+
 
 @app.command("check-scheduler")
 def check_scheduler(
@@ -99,6 +101,9 @@ def run_check(scheduler: str, cases: int, seed: int, out: str, as_json: bool) ->
         f"{campaign.preemptions:,} preemptions; " + (f"{len(found)} kinds of fault" if found else "every law held")
     )
     for entry in found:
-        print(f"\n{entry['what']} (case {entry['case']}, {entry['requests']} requests): {entry['evidence']}")
+        evidence = str(entry["evidence"])
+        if len(evidence) > MOST_EVIDENCE:
+            evidence = f"{evidence[:MOST_EVIDENCE]} … (all of it in --json)"
+        print(f"\n{entry['what']} (case {entry['case']}, {entry['requests']} requests): {evidence}")
         print(entry["command"])
     return 1 if found else 0

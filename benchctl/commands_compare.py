@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
@@ -123,7 +124,19 @@ def emit(elements: list[Any], data: dict[str, Any], as_json: bool, md: bool) -> 
         Console(highlight=False).print(to_rich(elements), crop=False)
 
 
-@app.command()
+class SpikeMayStandAlone(TyperCommand):
+    """`--spike` without a word is `--spike itl`: an option's value cannot be left out otherwise."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word, following in zip(args, [*args[1:], "-"], strict=True):
+            words.append(word)
+            if word == "--spike" and (following.startswith("-") or Path(following).exists()):
+                words.append("itl")
+        return super().parse_args(ctx, words)
+
+
+@app.command(cls=SpikeMayStandAlone)
 def explain(
     run: Annotated[str, typer.Argument(help="A run folder.", show_default=False)],
     round: Annotated[int | None, opt("--round", panel=WHAT, help="A round by its number.")] = None,
@@ -136,7 +149,12 @@ def explain(
         ),
     ] = None,
     spike: Annotated[
-        str | None, opt("--spike", panel=WHAT, help="itl or ttft: the worst inter-token gap or time to first token.")
+        str | None,
+        opt(
+            "--spike",
+            panel=WHAT,
+            help="itl or ttft: the worst inter-token gap (without a word) or time to first token.",
+        ),
     ] = None,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print it as JSON.")] = False,
     md: Annotated[bool, opt("--md", panel=OUTPUT, help="Print it as Markdown.")] = False,

@@ -118,9 +118,11 @@ def run_shrink(
                 fix=_found(seen, where.names) or "check the options",
             )
         candidates.deadline = time.monotonic() + limit_s
-        found = shrink_rows(rows, candidates.holds, limit_s=limit_s, say=say)
+        candidates.expect(seen)
+        found = shrink_rows(rows, candidates.holds, limit_s=limit_s, say=say, near=candidates.near(seen))
         candidates.deadline = math.inf
         last = candidates.observe(found.rows)
+        rounds = candidates.rounds
         assert last is not None and where.holds(last), "what was kept does not hold"
     header = {
         "name": f"{opened.name}-shrunk",
@@ -137,7 +139,7 @@ def run_shrink(
         for name, each in last.items()
     }
     if as_json:
-        print(json.dumps(_json(target, where.text, rows, found, command, figures), indent=1))
+        print(json.dumps(_json(target, where.text, rows, found, rounds, command, figures), indent=1))
         return 0
     state = "" if found.complete else "; time was up, so it may get smaller (--limit-s)"
     print(f"{target}: {len(found.rows)} of {len(rows):,} requests still show {where.text}{state}")
@@ -195,7 +197,7 @@ def _found(seen: Any, names: Any) -> str | None:
     return "another --where or other limits; there " + ", ".join(texts[:6]) if texts else None
 
 
-def _json(target: Path, where: str, rows: Any, found: Any, command: str, figures: Any) -> dict[str, Any]:
+def _json(target: Path, where: str, rows: Any, found: Any, rounds: int, command: str, figures: Any) -> dict[str, Any]:
     return {
         "benchctl_shrink": 1,
         "trace": str(target),
@@ -204,7 +206,7 @@ def _json(target: Path, where: str, rows: Any, found: Any, command: str, figures
         "requests": len(found.rows),
         "complete": found.complete,
         "replays": found.asked,
-        "seconds": round(found.seconds, 3),
+        "rounds": rounds,
         "steps": [
             dict(zip(("stage", "requests", "prompt_tokens", "output_tokens"), step, strict=True))
             for step in found.steps

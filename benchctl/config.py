@@ -89,6 +89,12 @@ class ReplayOptions:
     percentile_metrics: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
     metric_percentiles: tuple[float, ...] = (50, 90, 95, 99)
     command: tuple[str, ...] = ()
+    inherited: frozenset[str] = frozenset()  # settings that are an earlier run's, not the command line's
+    what_if: Mapping[str, Any] | None = None  # the run that is asked about, and what is different
+
+    def source_of(self, *names: str) -> str:
+        """Whose word a given setting is: the command line's, or an earlier run's."""
+        return "recorded run" if names and self.inherited.issuperset(names) else "flag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,7 @@ def settle(
 
     def lookup(key: str) -> Setting | None:
         if options.knobs.get(key) is not None:
-            return Setting(options.knobs[key], "flag")
+            return Setting(options.knobs[key], options.source_of(key))
         if recorded is not None and recorded.get(key) is not None:
             return Setting(recorded[key], "recorded run")
         for limits in (own, common):
@@ -217,8 +223,9 @@ def _pool(
     default_tokens: Callable[[int], tuple[int, str]],
 ) -> Setting:
     """num_blocks, the null block included."""
+    pool = {"num_blocks": options.num_blocks, "kv_cache_tokens": options.kv_cache_tokens}
     given: list[tuple[Mapping[str, Any], str]] = [
-        ({"num_blocks": options.num_blocks, "kv_cache_tokens": options.kv_cache_tokens}, "flag"),
+        (pool, options.source_of(*(key for key in pool if pool[key] is not None))),
         (recorded or {}, "recorded run"),
         (own, "trace header"),
         (common, "trace header"),

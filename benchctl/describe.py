@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchctl.config import VLLM_DIFFERS, PolicySettings, ReplayOptions
 from benchctl.manifest import base
+from benchctl.measure import stored
 from benchctl.profiles import about
+from benchctl.recorded import num_recorded
 from benchctl.sources import num_to_replay
 from traces.load import Trace
 
@@ -27,13 +29,19 @@ RUN_OPTIONS = (
 def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict[str, Any]:
     """The manifest's fixed part, JSON-able (`reports.records.MANIFEST` lists what reports read)."""
     options, trace, engine = command.options, command.trace, command.engine
+    earlier = command.earlier.get(policy.name)
+    num = command.num_requests if earlier is None else num_recorded(earlier)
+    num = num_to_replay(options, trace) if num is None else num
     config: dict[str, Any] = {
         name: {"value": setting.value, "source": setting.source} for name, setting in policy.settings.items()
     }
     defaults = ReplayOptions(trace="")
     for name in RUN_OPTIONS:
         value = getattr(options, name)
-        config[name] = {"value": value, "source": "default" if value == getattr(defaults, name) else "flag"}
+        config[name] = {
+            "value": value,
+            "source": "default" if value == getattr(defaults, name) else options.source_of(name),
+        }
     config["clock"] = {"value": command.clock, "source": "flag" if options.clock else "default"}
     config["arrivals"] = {
         "value": command.arrivals,
@@ -56,6 +64,7 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
         "model": engine.model_name,
         "num_parameters": None if engine.model is None else engine.model.config.num_parameters,
         "attention_backend": engine.attention,
+        "ceilings": None if engine.model is None else stored(engine.model.device.type),
         "dtype": None if engine.model is None else str(engine.model.dtype).removeprefix("torch."),
         "simulation": None if engine.profile is None else about(engine.profile, policy.config.block_size),
         "clock": command.clock,
@@ -72,11 +81,12 @@ def describe(command: Command, policy: PolicySettings, notes: list[str]) -> dict
             "max_model_len": policy.settings["max_model_len"].value,
         },
         "trace": about_trace(trace),
-        "num_requests": num_to_replay(options, trace) if command.num_requests is None else command.num_requests,
+        "num_requests": num,
         "cache": "warm" if options.warm_cache and options.num_warmups else "cold",
         "seeds": {"seed": options.seed},
         "goodput": dict(options.goodput),
-        "from": None if command.earlier is None else str(command.earlier.path),
+        "from": None if earlier is None else str(earlier.path),
+        "what_if": None if options.what_if is None else dict(options.what_if),
         "notes": [*command.notes, *(n for n in trace.notes if n not in command.notes), *policy.notes, *notes],
         "digest": None,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from benchctl import __version__
 from benchctl.manifest import hardware, versions
+from traces.errors import BenchctlError
 
 # Package -> (what needs it, how to get it).
 NEEDED: dict[str, tuple[str, str]] = {
@@ -28,8 +30,8 @@ NEEDED: dict[str, tuple[str, str]] = {
 REQUIRED = ("numpy", "polars", "msgspec", "xxhash")
 
 
-def diagnose() -> dict[str, Any]:
-    """JSON-able. `problems`: [{what, fix}], those that keep benchctl from working at all with `required` true."""
+def diagnose(measure: bool = False) -> dict[str, Any]:
+    """JSON-able. With `measure` the device's ceilings are measured (and kept); without, those kept earlier are told. `problems`: [{what, fix}], those that keep benchctl from working at all with `required` true."""
     problems = []
     for name, (what, fix) in NEEDED.items():
         if importlib.util.find_spec(name) is None:
@@ -52,6 +54,16 @@ def diagnose() -> dict[str, Any]:
                         "required": False,
                     }
                 )
+    ceilings = None
+    if torch_says["installed"]:
+        from benchctl import measure as measuring
+
+        if measure:
+            ceilings = measuring.measure(lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
+        else:
+            ceilings = measuring.stored("cuda" if torch_says["cuda"] else "cpu")
+    elif measure:
+        raise BenchctlError("measuring needs torch, which is not installed", where="--measure", fix="pip install torch")
     found = hardware()
     on_card = found["gpu"] is not None
     return {
@@ -64,6 +76,7 @@ def diagnose() -> dict[str, Any]:
         else "torch on the CPU with tiny"
         if torch_says["installed"]
         else None,
+        "ceilings": ceilings,
         "problems": problems,
     }
 
@@ -95,6 +108,15 @@ def print_diagnosis(found: dict[str, Any], *, as_json: bool) -> int:
         "auto",
         f"--engine auto takes {found['engine_auto']}" if found["engine_auto"] else "--engine null is what works here",
     )
+    ceilings = found["ceilings"]
+    if ceilings is not None:
+        from benchctl.measure import lines
+
+        say("ceilings", f"measured {ceilings['measured']} with torch {ceilings['torch']}; later runs state them")
+        for label, value in lines(ceilings):
+            say("", f"{label:<44} {value}")
+    elif found["torch"]["installed"]:
+        say("ceilings", "not measured on this device; try: benchctl doctor --measure, with nothing else running")
     for problem in found["problems"]:
         say("missing" if "installed" in problem["what"] else "problem", f"{problem['what']}; try: {problem['fix']}")
     if not found["problems"]:

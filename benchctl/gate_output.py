@@ -30,11 +30,13 @@ def document(result: GateResult) -> list[Element]:
             + (
                 f"{len(failed)} of {len(checked)} entries changed"
                 if failed
-                else f"{len(checked)} entries as in the baseline"
+                else f"{len(checked)} {'entry' if len(checked) == 1 else 'entries'} as in the baseline"
             )
         )
     ]
-    out.append(Items(tuple(_line(entry) for entry in result.entries)))
+    idle = [entry.entry.name for entry in result.entries if not entry.runs]
+    rest = [f"not checked, no run was given: {', '.join(idle)}"] if idle else []
+    out.append(Items((*(_line(entry) for entry in checked), *rest)))
     for entry in failed:
         out += _failure(entry)
     advice = [
@@ -49,8 +51,6 @@ def document(result: GateResult) -> list[Element]:
 
 
 def _line(entry: EntryResult) -> str:
-    if not entry.runs:
-        return f"{entry.entry.name}: not checked, no run was given"
     gated = [finding for finding in entry.findings if not finding.advisory]
     bad = [finding for finding in gated if not finding.ok]
     more = f", {len(entry.runs)} runs" if len(entry.runs) > 1 else ""
@@ -97,8 +97,11 @@ def _first(first: FirstChange) -> list[Element]:
 def commands(entry: EntryResult) -> list[str]:
     """The command that made the run, and those that look into it."""
     run = entry.runs[0]
-    command = run.manifest.get("command") or []
-    out = [command if isinstance(command, str) else shlex.join(command)]
+    words = run.manifest.get("command") or []
+    words = shlex.split(words) if isinstance(words, str) else list(words)
+    if any(word.partition("=")[0] in ("--out", "-o") for word in words) and "--force" not in words:
+        words.append("--force")  # the run is there: it is made anew
+    out = [shlex.join(words)]
     if entry.first is not None and entry.first.round_now is not None:
         out.append(shlex.join(["benchctl", "explain", str(run.path), "--round", str(entry.first.round_now)]))
     return out

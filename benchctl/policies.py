@@ -6,6 +6,7 @@ and `vllm` under the name that it gives itself. docs/schedulers.md says what a c
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -37,15 +38,20 @@ def find_policy(asked: str) -> str:
         return _loaded[asked][0]
     if asked in SCHEDULERS:
         return asked
+    if asked.lower() in BUILTIN:  # vLLM, as it spells itself
+        return asked.lower()
     if ":" in asked:
         place = asked
     else:
         found = {point.name: point.value for point in metadata.entry_points(group=GROUP)}
         if asked not in found:
+            known = [*BUILTIN, *sorted(found)]
+            close = [name for name in known if asked.lower().startswith(name)]  # nano-vllm, vllm-v1
+            close = close or difflib.get_close_matches(asked.lower(), known, 1, 0.5)
             raise BenchctlError(
-                f"no scheduler named {asked!r}",
+                f"no scheduler named {asked!r}" + (f"; did you mean {close[0]}?" if close else ""),
                 where="--scheduler",
-                fix=" or ".join([*BUILTIN, *sorted(found)]) + ", or package.module:Class of your own",
+                fix=" or ".join(known) + ", or package.module:Class of your own",
             )
         place = found[asked]
     cls = import_class(place)
@@ -146,18 +152,20 @@ def register(cls: type, place: str) -> str:
 
 
 def _attribute(cls: type, name: str, default: Any) -> Any:
-    """Of the class itself or of one above it; the policies that come with benchctl keep theirs in their modules."""
+    """Of the class itself or of one above it, or of their modules: there the policies that come with benchctl keep theirs."""
     for each in cls.__mro__:
         if name in vars(each):
             return vars(each)[name]
+        module = sys.modules.get(each.__module__)
         if each.__module__.startswith("engines.schedulers."):
             # A subclass of NanoScheduler or VllmScheduler has their knobs, blocks and rules of order.
-            module = sys.modules[each.__module__]
             if name == "FAMILY":
                 return vars(each).get("name")
             if hasattr(module, name):
                 found = getattr(module, name)
                 return f"{cls.__name__}, from {found}" if name == "POLICY" else found
+        elif name != "POLICY" and hasattr(module, name):  # a copy of nano.py or vllm.py, say
+            return getattr(module, name)
     return default
 
 

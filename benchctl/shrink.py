@@ -30,8 +30,8 @@ from benchctl.shrink_rows import (
 
 LINKS = ("session", "turn", "parents", "think_s", "carry", "segments", "hash_ids")
 
-ENOUGH = 2  # requests
-FEW = 10  # rows up to which lengths are searched to the token
+ENOUGH = 3  # requests
+FEW, HANDFUL = 4, 10  # requests, up to which lengths are searched to the token, to a sixteenth
 
 Say = Callable[[str], None]
 
@@ -47,6 +47,8 @@ class Oracle:
     holds: Callable[[Rows], bool]
     given: Rows
     deadline: float  # of time.monotonic()
+    near: int  # place in `given` of the request at which it happens
+    fewer_than: int = 0  # requests: so many are known to do already
     asked: int = 0
     best: Rows = field(default_factory=list)  # the smallest rows that held so far
     _known: dict[str, bool] = field(default_factory=dict)
@@ -86,52 +88,71 @@ class Shrunk:
 
 
 def shrink(
-    rows: Rows, holds: Callable[[Rows], bool], *, limit_s: float = 120.0, say: Say = lambda text: None
+    rows: Rows,
+    holds: Callable[[Rows], bool],
+    *,
+    limit_s: float = 120.0,
+    say: Say = lambda text: None,
+    near: int | None = None,
 ) -> Shrunk:
-    """The smallest rows found for which `holds` is true. `rows` are known to hold; each stage keeps what the last one found."""
+    """The smallest rows found for which `holds` is true. `rows` are known to hold; each stage keeps what the last one found.
+
+    `near`: the place in `rows` of a request at which it is known to happen; a small part of the trace around it is tried first.
+    """
     began = time.monotonic()
     rows = repaired(rows)
-    oracle = Oracle(holds, rows, began + limit_s)
+    oracle = Oracle(holds, rows, began, len(rows) - 1 if near is None else near, fewer_than=len(rows) + 1)
     steps: list[tuple[str, int, int, int]] = []
-    complete = True
 
     def done(stage: str) -> None:
+        spent = f"({oracle.asked:,} replays, {time.monotonic() - began:.1f} s)"
+        if len(oracle.best) >= oracle.fewer_than:
+            say(f"{stage}: no fewer {spent}")
+            return
         prompt, output = (sum(length_of(row, which) for row in oracle.best) for which in ("prompt", "output"))
         steps.append((stage, len(oracle.best), prompt, output))
-        say(
-            f"{stage}: {len(oracle.best):,} requests, {prompt:,} + {output:,} tokens "
-            f"({oracle.asked:,} replays, {time.monotonic() - began:.1f} s)"
-        )
+        say(f"{stage}: {len(oracle.best):,} requests, {prompt:,} + {output:,} tokens {spent}")
 
     oracle.know(rows)
     done("given")
+    complete = True
     found: list[Rows] = []
-    for track, stages in TRACKS:
-        # A few requests leave nothing to gain from another way; else it gets half of what time is left.
-        if found and (len(found[0]) <= ENOUGH or not complete):
+    for way, share, stages in WAYS:
+        # So few leave little to gain from another way.
+        if found and len(found[0]) <= ENOUGH:
             break
-        oracle.best = rows
-        left = began + limit_s - time.monotonic()
-        oracle.deadline = time.monotonic() + (left if not found else left / 2)
+        oracle.best, oracle.deadline = rows, began + limit_s * share
+        oracle.fewer_than = len(found[0]) if found else oracle.fewer_than
         try:
             for stage, apply in stages:
-                apply(oracle)
-                done(f"{track}: {stage}")
-            # Shorter requests may leave others without a part in it, and so on: until nothing gives way any more.
-            while True:
-                before = msgspec.json.encode(oracle.best)
-                single_requests(oracle)
-                lengths(oracle)
-                arrivals(oracle)
-                if msgspec.json.encode(oracle.best) == before:
+                # A way that leads to no smaller start is not gone further.
+                if apply not in STARTS and len(oracle.best) >= oracle.fewer_than:
                     break
-                done(f"{track}: again")
+                apply(oracle)
+                done(f"{way}: {stage}")
         except OutOfTime:
-            complete = complete and bool(found)  # a first way that came to its end is a result
-            done(f"{track}: time is up")
+            complete = False
+            done(f"{way}: time is up")
         found.append(oracle.best)
-    best = min(found, key=lambda each: (len(each), _tokens(each)))
-    return Shrunk(best, tuple(steps), oracle.asked, time.monotonic() - began, complete)
+    oracle.best, oracle.deadline = min(found, key=lambda each: (len(each), _tokens(each))), began + limit_s
+    oracle.fewer_than = len(rows) + 1
+    try:
+        for stage, apply in POLISH:
+            apply(oracle)
+            done(stage)
+        # Shorter requests may leave others without a part in it, and so on: until nothing gives way any more.
+        while True:
+            before = len(oracle.best)
+            single_requests(oracle)
+            if len(oracle.best) == before:
+                break
+            lengths(oracle)
+            arrivals(oracle)
+            done("again")
+    except OutOfTime:
+        complete = False
+        done("time is up")
+    return Shrunk(oracle.best, tuple(steps), oracle.asked, time.monotonic() - began, complete)
 
 
 def _tokens(rows: Rows) -> int:
@@ -139,6 +160,25 @@ def _tokens(rows: Rows) -> int:
 
 
 # -- which requests
+
+
+def window(oracle: Oracle) -> None:
+    """The shortest piece of the trace that ends with the request at which it happens, or lies around it: 1, 2, 4, … requests.
+
+    From small to large, so that what is tried costs no more than twice what is found.
+    """
+    rows, at = oracle.best, oracle.near
+    for reach in _doubled(len(rows)):
+        # What a request goes through may need those that come after it, too.
+        for end in dict.fromkeys((at + 1, min(at + 1 + reach, len(rows)))):
+            if oracle(repaired(rows[max(0, at + 1 - reach) : end])):
+                cut_ends(oracle)
+                return
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4, … below `most`."""
+    return [1 << i for i in range(max(1, most - 1).bit_length()) if 1 << i < most]
 
 
 def cut_ends(oracle: Oracle) -> None:
@@ -156,18 +196,21 @@ def cut_ends(oracle: Oracle) -> None:
 
 def together(oracle: Oracle) -> None:
     """All at once: pressure that many requests build up over time, few can build up together."""
-    rows = oracle.best
-    if oracle([_moved(row, _origin(rows)) for row in rows]):
-        cut_ends(oracle)
+    rows, origin = oracle.best, _origin(oracle.best)
+    for count in _doubled(oracle.fewer_than):
+        begin = max(0, min(oracle.near + 1, len(rows)) - count)
+        if oracle(repaired([_moved(row, origin) for row in rows[begin : begin + count]])):
+            cut_ends(oracle)
+            return
 
 
 def closer(oracle: Oracle) -> None:
-    """Smaller gaps, where all at once would not do."""
+    """Smaller gaps between those that are left: fewer may do."""
     rows = oracle.best
     first, origin = min(arrival_of(row) for row in rows), _origin(rows)
     if all(arrival_of(row) == first for row in rows):
         return
-    for scale in (0.01, 0.1, 0.5):
+    for scale in (0, 0.01, 0.1, 0.5):
         if oracle([_moved(row, origin + (arrival_of(row) - first) * scale) for row in rows]):
             cut_ends(oracle)
             return
@@ -188,7 +231,7 @@ def extremes(oracle: Oracle) -> None:
         places = sorted(range(len(rows)), key=lambda i: order(rows[i]))
         for links in ((), LINKS):  # turns of one conversation share blocks; apart they fill as many as strangers
             count = 1
-            while count < len(oracle.best):
+            while count < min(len(oracle.best), oracle.fewer_than):
                 chosen = [_moved(rows[i], origin) for i in sorted(places[:count])]
                 if oracle(repaired([{k: v for k, v in row.items() if k not in links} for row in chosen])):
                     break
@@ -256,11 +299,23 @@ def all_lengths(oracle: Oracle) -> None:
 
 
 def lengths(oracle: Oracle) -> None:
-    """Each as short as it may be."""
+    """Each as short as it may be: many at once that play no part, then one by one."""
+    for which in ("output", "prompt"):
+        _to_one(oracle, [i for i, row in enumerate(oracle.best) if length_of(row, which) > 1], which)
     for i in range(len(oracle.best)):
         for which in ("output", "prompt"):
-            if length_keys(oracle.best[i], which):
+            if length_of(oracle.best[i], which) > 1:
                 _smallest(oracle, i, which)
+
+
+def _to_one(oracle: Oracle, places: list[int], which: str) -> None:
+    """Lengths of 1, of all the places or else of halves of them."""
+    chosen = set(places)
+    shorter = [with_length(row, which, 1) if i in chosen else row for i, row in enumerate(oracle.best)]
+    if places and not oracle(repaired(shorter)) and len(places) > 1:
+        half = len(places) // 2
+        _to_one(oracle, places[:half], which)
+        _to_one(oracle, places[half:], which)
 
 
 def _divided(row: Row, which: str, divisor: int) -> Row:
@@ -269,18 +324,15 @@ def _divided(row: Row, which: str, divisor: int) -> Row:
 
 
 def _smallest(oracle: Oracle, i: int, which: str) -> None:
-    """By steps that halve: the smallest length that holds, where holding is monotone in it; to a sixteenth while there are many rows."""
+    """By steps that halve: the smallest length above 1 that holds, where holding is monotone in it; roughly while there are many."""
 
     def at(length: int) -> bool:
         rows = list(oracle.best)
         rows[i] = with_length(rows[i], which, length)
         return oracle(repaired(rows))
 
-    length = length_of(oracle.best[i], which)
-    if length > 1 and at(1):
-        return
-    step = length // 2
-    finest = 1 if len(oracle.best) <= FEW else max(1, length // 16)
+    length, count = length_of(oracle.best[i], which), len(oracle.best)
+    step, finest = length // 2, 1 if count <= FEW else max(1, length // (16 if count <= HANDFUL else 4))
     while step >= finest:
         if length - step >= 1 and at(length - step):
             length -= step
@@ -330,17 +382,18 @@ def simpler(oracle: Oracle) -> None:
 
 
 Stage = tuple[str, Callable[[Oracle], None]]
-COMMON: tuple[Stage, ...] = (
+FEWER: tuple[Stage, ...] = (
     ("all lengths", all_lengths),
     ("sessions and prefixes", whole_groups),
     ("sessions", whole_sessions),
     ("requests", single_requests),
-    ("lengths", lengths),
-    ("arrivals", arrivals),
-    ("keys", simpler),
 )
-# Two ways that end in different places: requests pressed together, and the trace's own arrivals.
-TRACKS: tuple[tuple[str, tuple[Stage, ...]], ...] = (
-    ("together", (("all at once", together), ("extremes", extremes), ("ends", cut_ends), ("closer", closer), *COMMON)),
-    ("as it came", (("ends", cut_ends), *COMMON)),
+# Two ways that end in different places: the trace's own arrivals, and requests pressed together; with the share of the time
+# after which each has to be done.
+WAYS: tuple[tuple[str, float, tuple[Stage, ...]], ...] = (
+    ("as it came", 0.5, (("window", window), ("ends", cut_ends), ("closer", closer), *FEWER)),
+    ("together", 0.75, (("all at once", together), ("extremes", extremes), *FEWER)),
 )
+STARTS = (window, cut_ends, together, extremes)
+# What then happens to the fewest requests found.
+POLISH: tuple[Stage, ...] = (("lengths", lengths), ("arrivals", arrivals), ("keys", simpler))

@@ -23,7 +23,7 @@ from benchctl.ledger import Ledger, RoundSpan
 from benchctl.recorder import NoRecorder, Timing
 from benchctl.replay import replay
 from benchctl.shrink_rows import Rows, write_rows
-from benchctl.shrink_where import STATISTICS, Observed, Where
+from benchctl.shrink_where import GROWING, OF_BATCHES, STATISTICS, STOPS, TIMED, Observed, Where
 from engines.interface import NewRequest, Rejection, Round, StepResult
 from traces.errors import BenchctlError
 from traces.header import Header
@@ -34,90 +34,106 @@ FIRST_ROUNDS = 256  # of two runs held against each other
 
 
 class Tally(NoRecorder):
-    """Counts a run as it goes. Mutable; owned by one replay. `until` ends it once it is true."""
+    """Counts a run as it goes. Mutable; owned by one replay.
+
+    Only what `names` asks for is counted where counting costs: millions of rounds pass through here in a minute.
+    """
 
     def __init__(
         self,
         usable_blocks: int,
+        names: frozenset[str],
         *,
         ledger: bool,
         batches: bool,
         against: list[int] | None,
         stop: threading.Event,
-        until: Callable[[Observed], bool] | None,
         max_rounds: float,
         deadline: float,
     ) -> None:
-        self.seen = Observed()
-        self._usable, self._stop, self._until, self._against = usable_blocks, stop, until, against
+        self.seen = Observed(dict.fromkeys(GROWING, 0))
+        self.until: Callable[[], bool] | None = None  # asked after each round; true ends the run
+        self._usable, self._stop, self._against = usable_blocks, stop, against
         self._batches = batches or against is not None
         self._ledger = Ledger() if ledger else None
+        self._sums, self._stops = bool(names & OF_BATCHES), any(name.startswith(STOPS) for name in names)
+        self._each_token = any(name.startswith("itl_") for name in names)
         self._ended: list[Any] = []  # rows of `requests`
         self._last_token: dict[int, float] = {}
         self._gaps: list[float] = []
         self._max_rounds, self._deadline = max_rounds, deadline
 
     def admit(self, request: Request, new: NewRequest, arrival_s: float, admitted_s: float, round_number: int) -> None:
-        self._add("requests", 1)
+        self._hand(request)
         if self._ledger is not None:
             self._ledger.admit(new.request, new.id, arrival_s, admitted_s, new.num_prompt_tokens, 0)
 
     def reject(
         self, request: Request, rejection: Rejection, arrival_s: float, round_number: int, prompt_tokens: int
     ) -> None:
-        self._add("requests", 1)
-        self._add("rejected", 1)
+        self._hand(request)
+        self.seen.values["rejected"] += 1
 
-    def _add(self, name: str, count: float) -> None:
-        self.seen.values[name] = self.seen.values.get(name, 0) + count
+    def _hand(self, request: Request) -> None:
+        self.seen.values["requests"] += 1
+        self.seen.latest = max(self.seen.latest, request.index)
 
-    def _raise_to(self, name: str, value: float) -> None:
-        self.seen.values[name] = max(self.seen.values.get(name, value), value)
+    def _measure(self, metric: str, request: int, seconds: float) -> None:
+        values, name = self.seen.values, f"{metric}_max"
+        if seconds * 1000 > values.get(name, -math.inf):
+            values[name] = seconds * 1000
+            self.seen.worst[metric] = request
 
     def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None:
-        batch = round.batch
-        decode = int(np.count_nonzero(batch.is_decode))
-        tokens = int(batch.num_tokens.sum())
-        kind = (
-            "empty"
-            if not batch.num_seqs
-            else "decode"
-            if decode == batch.num_seqs
-            else "mixed"
-            if decode
-            else "prefill"
-        )
-        self._add("rounds", 1)
-        self._add(f"rounds_{kind}", 1)
-        self._add("scheduled_tokens", tokens)
-        self._add("decode_tokens", decode)
-        self._add("prefill_tokens", tokens - decode)
-        self._add("output_tokens", int(batch.yields_token.sum()))
-        self._add("finished", len(round.finished))
-        self._add("preemptions", round.num_preempted)
-        self._add("evictions", round.num_evicted)
-        self._add("queried_tokens", round.queried_tokens)
-        if round.num_admitted:
-            self._add("cached_tokens", int(batch.cached_tokens.clip(0).sum()))
-        self._raise_to("peak_blocks", self._usable - min(round.free_blocks_scheduled, round.free_blocks_start))
-        self._raise_to("max_waiting", round.waiting)
-        self._raise_to("max_running", round.running)
-        self._raise_to("max_round_s", timing.t_end_s - timing.t_start_s)
-        for loop, stop in (("waiting", round.stop_waiting), ("running", round.stop_running)):
-            if stop is not None:
-                self._add(f"stop_{loop}.{stop}", 1)
-        self.seen.values["duration_s"] = timing.t_end_s
+        batch, values = round.batch, self.seen.values
+        values["rounds"] += 1
+        values["finished"] += len(round.finished)
+        values["preemptions"] += round.num_preempted
+        values["evictions"] += round.num_evicted
+        values["queried_tokens"] += round.queried_tokens
+        used = self._usable - min(round.free_blocks_scheduled, round.free_blocks_start)
+        if used > values["peak_blocks"]:
+            values["peak_blocks"] = used
+        if round.waiting > values["max_waiting"]:
+            values["max_waiting"] = round.waiting
+        if round.running > values["max_running"]:
+            values["max_running"] = round.running
+        span = timing.t_end_s - timing.t_start_s
+        if span > values["max_round_s"]:
+            values["max_round_s"] = span
+        values["duration_s"] = timing.t_end_s
+        if self._sums:
+            self._sum(round)
+        if self._stops:
+            for loop, stop in (("waiting", round.stop_waiting), ("running", round.stop_running)):
+                if stop is not None:
+                    values[f"stop_{loop}.{stop}"] = values.get(f"stop_{loop}.{stop}", 0) + 1
         if self._ledger is not None:
-            self._count_requests(round, decode == batch.num_seqs, timing)
+            self._count_requests(round, bool(batch.is_decode.all()), timing)
         if self._batches:
             self._compare(batch.request, batch.start, batch.num_tokens)
-        if self._until is not None and self._until(self.seen):
+        if self.until is not None and self.until():
             self._stop.set()
-        elif self.seen.values["rounds"] >= self._max_rounds or (
-            number % 256 == 0 and time.monotonic() > self._deadline
-        ):
+        elif values["rounds"] >= self._max_rounds or (number % 256 == 0 and time.monotonic() > self._deadline):
             self.seen.cut = True
             self._stop.set()
+
+    def _sum(self, round: Round) -> None:
+        """What only a batch's columns tell."""
+        batch, values = round.batch, self.seen.values
+        decode, tokens = int(np.count_nonzero(batch.is_decode)), int(batch.num_tokens.sum())
+        if not batch.num_seqs:
+            values["rounds_empty"] += 1
+        elif decode == batch.num_seqs:
+            values["rounds_decode"] += 1
+        else:
+            values["rounds_mixed" if decode else "rounds_prefill"] += 1
+        values["scheduled_tokens"] += tokens
+        values["decode_tokens"] += decode
+        values["prefill_tokens"] += tokens - decode
+        values["output_tokens"] += int(np.count_nonzero(batch.yields_token))
+        if round.num_admitted:
+            values["cached_tokens"] += int(batch.cached_tokens.clip(0).sum())
 
     def _compare(self, *columns: Any) -> None:
         self.seen.batches.append(xxhash.xxh3_64_intdigest(b"".join(column.tobytes() for column in columns)))
@@ -136,18 +152,19 @@ class Tally(NoRecorder):
         for i in np.flatnonzero(batch.cached_tokens >= 0).tolist():
             ledger.schedule_first(int(batch.request[i]), int(batch.cached_tokens[i]), timing.t_scheduled_s)
         ledger.count(batch, all_decode, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s))
-        for request in batch.request[batch.yields_token].tolist():
-            if request in self._last_token:
-                self._gaps.append(timing.t_end_s - self._last_token[request])
-                self._raise_to("itl_max", self._gaps[-1] * 1000)
-            self._last_token[request] = timing.t_end_s
+        if self._each_token:
+            for request in batch.request[batch.yields_token].tolist():
+                if request in self._last_token:
+                    self._gaps.append(timing.t_end_s - self._last_token[request])
+                    self._measure("itl", request, self._gaps[-1])
+                self._last_token[request] = timing.t_end_s
         for request, reason in round.finished:
             ended = ledger.finish(request, reason, timing.t_end_s)
             self._ended.append(ended)
             for name, seconds in latencies(ended):
-                self._raise_to(f"{name}_max", seconds * 1000)
-            self._add("discarded_tokens", ended[12])
-            self._add("recomputed_tokens", ended[13])
+                self._measure(name, request, seconds)
+            self.seen.values["discarded_tokens"] += ended[12]
+            self.seen.values["recomputed_tokens"] += ended[13]
 
     def finish(self) -> Observed:
         """Figures that exist only at the end, milliseconds."""
@@ -178,13 +195,6 @@ def latencies(row: Any) -> Iterator[tuple[str, float]]:
         yield "tpot", (last - first) / (emitted - 1)
 
 
-def _holds_by_now(where: Where, before: dict[str, Observed], called: list[str], now: Observed) -> bool:
-    seen = dict(before)
-    for name in called:
-        seen[name] = now
-    return where.holds(seen)
-
-
 class Candidates:
     """Asks a predicate about rows. Mutable (a file that is written anew each time); owned by one shrink.
 
@@ -197,17 +207,38 @@ class Candidates:
         self._options, self._header, self._where, self._names = options, header, where, names
         self._path = folder / "candidate.jsonl"
         self._max_rounds = math.inf
+        self.rounds = 0  # of all replays
         self.deadline = math.inf  # of time.monotonic(): a replay that passes it is given up
 
     def holds(self, rows: Rows) -> bool:
         seen = self.observe(rows)
-        if seen is None or time.monotonic() > self.deadline or not self._where.holds(seen):
+        if seen is None or time.monotonic() > self.deadline or not self._decided(seen) or not self._where.holds(seen):
             return False
-        if self._where.growing:
-            # What is found on the way is found early: a candidate that needs many times the rounds is not worth its time.
-            rounds = max(each.values.get("rounds", 0) for each in seen.values())
-            self._max_rounds = min(self._max_rounds, ROUNDS_SPARED + PATIENCE * rounds)
+        self.expect(seen)
         return True
+
+    def _decided(self, seen: dict[str, Observed]) -> bool:
+        """Of a run that was cut only what stays true is known."""
+        return self._where.growing or self._where.differs is not None or not any(each.cut for each in seen.values())
+
+    def expect(self, seen: dict[str, Observed]) -> None:
+        """A smaller trace that needs many times the rounds of one that held is not worth its time."""
+        # Of two runs held against each other the second one ends where they differ.
+        least_or_most = max if self._where.differs is None else min
+        rounds = least_or_most(each.values["rounds"] for each in seen.values())
+        self._max_rounds = min(self._max_rounds, ROUNDS_SPARED + PATIENCE * rounds)
+
+    def near(self, seen: dict[str, Observed]) -> int | None:
+        """The row of the trace at which it happened: of latencies the worst one, else the last that had arrived; None: not known."""
+        where, runs = self._where, list(seen.values())
+        metrics = [metric for metric in TIMED if any(name.startswith(metric + "_") for name in where.names)]
+        for metric in metrics:
+            worst = [(each.values[f"{metric}_max"], -each.worst[metric]) for each in runs if metric in each.worst]
+            if worst:
+                return -max(worst)[1]
+        if where.differs is not None:
+            return min(each.latest for each in runs)
+        return max(each.latest for each in runs) if where.growing or any(e.error for e in runs) else None
 
     def observe(self, rows: Rows) -> dict[str, Observed] | None:
         """Name -> what its replay came to; None where the rows are no trace that these options can replay."""
@@ -217,11 +248,12 @@ class Candidates:
             if self._where.differs is None:
                 return self._observe(command, self._max_rounds)
             # Two runs are held against each other from the beginning: the first is replayed only as far as it takes.
-            rounds = FIRST_ROUNDS
+            rounds: float = FIRST_ROUNDS
             while True:
-                seen = self._observe(command, rounds)
+                seen = self._observe(command, min(rounds, self._max_rounds))
                 if (
                     seen is None
+                    or rounds >= self._max_rounds
                     or any(each.differed for each in seen.values())
                     or not any(e.cut for e in seen.values())
                 ):
@@ -243,7 +275,7 @@ class Candidates:
                     return None
                 break
         for name in self._names:
-            seen.setdefault(name, Observed())
+            seen.setdefault(name, Observed(dict.fromkeys(GROWING, 0)))
         return seen
 
     def _replay(
@@ -255,23 +287,21 @@ class Candidates:
         last: bool,
         max_rounds: float,
     ) -> Observed:
-        where, stop = self._where, threading.Event()
-        until = None
-        if last and where.growing:
-            until = partial(_holds_by_now, where, before, called)
-        against = None
+        where, stop, against = self._where, threading.Event(), None
         if last and where.differs is not None and len(before) and where.differs[0] in before:
             against = before[where.differs[0]].batches
         tally = Tally(
             policy.usable_blocks,
+            where.names,
             ledger=where.needs_ledger,
             batches=where.needs_batches,
             against=against,
             stop=stop,
-            until=until,
             max_rounds=max_rounds,
             deadline=self.deadline,
         )
+        if last and where.growing:
+            tally.until = partial(where.holds, before | dict.fromkeys(called, tally.seen))
         try:
             parts = build_run(command, policy, None)
             scheduler = policy.info.build(policy.config, log_decisions=where.needs_ledger)
@@ -284,6 +314,7 @@ class Candidates:
             tally.seen.error = ("stuck", str(error))
         except Exception as error:  # what the policy raises is what is looked for
             tally.seen.error = (type(error).__name__, str(error))
+        self.rounds += int(tally.seen.values["rounds"])
         if against is not None and not tally.seen.cut and len(tally.seen.batches) != len(against):
             tally.seen.differed = True
         return tally.finish()

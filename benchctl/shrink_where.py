@@ -28,6 +28,10 @@ GROWING = (
     "scheduled_tokens", "prefill_tokens", "decode_tokens", "cached_tokens", "queried_tokens", "output_tokens", "preemptions",
     "evictions", "peak_blocks", "max_waiting", "max_running", "max_round_s", "recomputed_tokens", "discarded_tokens",
 )  # fmt: skip
+OF_BATCHES = frozenset((  # what only a batch's columns tell
+    "rounds_prefill", "rounds_decode", "rounds_mixed", "rounds_empty", "scheduled_tokens", "prefill_tokens", "decode_tokens",
+    "cached_tokens", "output_tokens", "hit_rate",
+))  # fmt: skip
 STATISTICS = ("mean", "max", "p50", "p90", "p95", "p99")
 TIMED = ("ttft", "tpot", "itl", "e2el", "queue", "stalled", "preempted")
 LARGEST = tuple(f"{metric}_max" for metric in TIMED)  # these only grow, too
@@ -54,6 +58,8 @@ class Observed:
     error: tuple[str, str] | None = None
     differed: bool = False  # from the run it was held against, found on the way
     cut: bool = False  # stopped before its end without an answer
+    latest: int = 0  # row of the latest request handed over
+    worst: dict[str, int] = field(default_factory=dict)  # latency -> row of the request with the largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A sweep's spec: which replays to make. TOML, or the same as flags.
 
+    goodput = "ttft:200 tpot:50"             # SLOs by which cells are judged
     [base]                                   # flags of `benchctl replay` that all cells share
     trace = "traces/sharegpt.jsonl"
     engine = "simulated"
@@ -7,6 +8,8 @@
     [grid]                                   # every combination
     scheduler = ["nano", "vllm"]
     max-num-seqs = [64, 256]
+    [random]                                 # drawn, `sample` times
+    max-num-batched-tokens = { min = 512, max = 16384, log = true, step = 256 }
     [[list]]                                 # beside the grid: cells one by one
     scheduler = "vllm"
     max-num-seqs = 1024
@@ -16,12 +19,16 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
+import math
 import random
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +36,15 @@ import typer
 import xxhash
 
 from benchctl.app import app
+from benchctl.parse import parse_goodput
 from traces.errors import BenchctlError
 
 Value = str | int | float | bool
-TOP = ("base", "grid", "list", "sample", "seed", "repeat")
-# The sweep's own: where cells write, and what they print.
-RESERVED = ("out", "json", "report", "force", "help", "num-repeats")
+TOP = ("base", "grid", "random", "list", "sample", "seed", "repeat", "goodput", "attainment")
+# The sweep's own: where cells write, what they print, and the SLOs, which are held against the records afterwards.
+RESERVED = ("out", "json", "report", "force", "help", "num-repeats", "goodput")
+FILES = ("trace", "profile")  # settings that may name a file: its content is part of what a cell is
+RANGE = ("min", "max", "log", "step")
 MAX_CELLS = 100_000
 
 
@@ -43,11 +53,13 @@ class Cell:
     """One replay. `settings`: flag without its dashes -> value; `trace` and `scheduler` among them."""
 
     settings: Mapping[str, Value]
+    inputs: Mapping[str, str] = field(default_factory=dict)  # setting that names a file -> digest of the file
 
     @property
     def key(self) -> str:
-        """The same for the same settings, in any sweep: by it a finished cell is found again."""
-        return xxhash.xxh3_64_hexdigest(json.dumps(dict(sorted(self.settings.items()))).encode())
+        """The same for the same settings and files, in any sweep: by it a finished cell is found again."""
+        known = dict(sorted(self.settings.items())) | ({"": dict(self.inputs)} if self.inputs else {})
+        return xxhash.xxh3_64_hexdigest(json.dumps(known).encode())
 
     def argv(self) -> list[str]:
         """Arguments of `benchctl replay`, without where to write."""
@@ -61,100 +73,231 @@ class Cell:
                 words += [f"--{name}", str(value)]
         return words
 
+    def text(self, leave_out: Sequence[str] = ("trace",)) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.settings.items() if name not in leave_out)
 
-def read_spec(path: Path) -> dict[str, Any]:
-    """The TOML file. Raises BenchctlError."""
+
+def make_cell(settings: Mapping[str, Value]) -> Cell:
+    """A cell that knows its files by content. One that is not there is the replay's to complain of."""
+    named = {name: digest_of(str(settings[name])) for name in FILES if name in settings}
+    return Cell(settings, {name: digest for name, digest in named.items() if digest})
+
+
+@cache
+def digest_of(path: str) -> str | None:
+    """xxh3 of a file's bytes; None where it is no file (a bundled name, say)."""
+    digest = xxhash.xxh3_64()
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the spec was given, for messages. `text`: of the TOML file, to name the line."""
+
+    name: str
+    text: str = ""
+
+    def of(self, key: str) -> str:
+        """`s.toml, line 7` for the first line that sets `key`."""
+        wanted = re.compile(rf"""(^\s*|[{{,]\s*)["']?{re.escape(key)}["']?\s*=|^\s*\[+\s*{re.escape(key)}\s*\]""")
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if wanted.search(line):
+                return f"{self.name}, line {number}"
+        return self.name
+
+
+def read_spec(path: Path) -> tuple[dict[str, Any], Place]:
+    """The TOML file, and where its keys stand. Raises BenchctlError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), Place(str(path), text)
     except OSError as error:
-        raise BenchctlError(f"the spec cannot be read: {error.strerror}", where=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BenchctlError(
-            f"the spec is no TOML: {error}", where=str(path), fix="docs/simulator.md shows one"
+            f"the spec cannot be read: {error.strerror}",
+            where=str(path),
+            fix="a TOML file; or a trace, with --set NAME=VALUES",
+        ) from None
+    except UnicodeDecodeError:
+        raise BenchctlError("the spec is no UTF-8 text", where=str(path), fix="docs/sweep.md shows one") from None
+    except tomllib.TOMLDecodeError as error:
+        hint = "a trace goes with --set NAME=VALUES" if path.suffix in (".jsonl", ".json", ".gz") else ""
+        raise BenchctlError(
+            f"the spec is no TOML: {error}", where=str(path), fix=hint or "docs/sweep.md shows one"
         ) from None
 
 
-def cells_of(spec: Mapping[str, Any], where: str) -> list[Cell]:
-    """Every cell, in order, each once. Raises BenchctlError naming the key that is wrong."""
+def cells_of(spec: Mapping[str, Any], where: str | Place) -> list[Cell]:
+    """Every cell, in order, each once. Raises BenchctlError naming the key that is wrong, and its line."""
+    place = where if isinstance(where, Place) else Place(where)
     for name in spec:
         if name not in TOP:
-            raise BenchctlError(f"the spec has a key {name!r}", where=where, fix="one of " + ", ".join(TOP))
-    base, grid, listed = spec.get("base", {}), spec.get("grid", {}), spec.get("list", [])
-    if not isinstance(base, dict) or not isinstance(grid, dict) or not isinstance(listed, list):
-        raise BenchctlError("[base] and [grid] are tables, [[list]] is a list of tables", where=where)
-    known = flags_of_replay()
-    for table in (base, *listed):
-        check_table(table, known, where)
-    for name, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise BenchctlError(f"grid.{name} is {values!r}", where=where, fix=f"a list of values: {name} = [1, 2]")
-        for value in values:
-            check_table({name: value}, known, where)
-    total = 1
-    for values in grid.values():
-        total *= len(values)
+            near = difflib.get_close_matches(name, TOP, 1)
+            fix = f"did you mean {near[0]}?" if near else "one of " + ", ".join(TOP)
+            if name.replace("_", "-") in flags_of_replay() or name == "trace":
+                fix = f"under [base]: {name} = ..."
+            raise BenchctlError(f"the spec has a key {name!r}", where=place.of(name), fix=fix)
+    base, grid, listed = (spec.get(name, kind()) for name, kind in (("base", dict), ("grid", dict), ("list", list)))
+    drawn = spec.get("random", {})
+    if not all(isinstance(table, dict) for table in (base, grid, drawn)) or not isinstance(listed, list):
+        raise BenchctlError("[base], [grid] and [random] are tables, [[list]] is a list of tables", where=place.name)
+    base = checked(base, place)
+    listed = [checked(one, place) for one in listed]
+    axes = {axis_name(name, values, place): values for name, values in grid.items()}
+    ranges = {next(iter(checked({name: 0}, place))): check_range(name, value, place) for name, value in drawn.items()}
+    total = math.prod(len(values) for values in axes.values())
     if total > MAX_CELLS:
-        raise BenchctlError(f"the grid has {total:,} cells, more than {MAX_CELLS:,}", where=where, fix="fewer values")
-    made = [base | dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*grid.values())]
-    if not grid and listed:
+        raise BenchctlError(
+            f"the grid has {total:,} cells, more than {MAX_CELLS:,}", where=place.name, fix="fewer values"
+        )
+    made = [base | dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]
+    if not grid and not drawn and listed:
         made = []
-    if (sample := whole(spec, "sample", where)) is not None and sample < len(made):
-        made = random.Random(whole(spec, "seed", where) or 0).sample(made, sample)
+    sample, seed = whole(spec, "sample", place), whole(spec, "seed", place) or 0
+    if ranges:
+        if sample is None:
+            raise BenchctlError(
+                "[random] is drawn from, and nothing says how often",
+                where=place.of("random"),
+                fix="sample = 50 at the top",
+            )
+        if sample > MAX_CELLS:
+            raise BenchctlError(f"sample is {sample:,}", where=place.of("sample"), fix=f"{MAX_CELLS:,} or fewer")
+        chance = random.Random(seed)
+        made = [
+            chance.choice(made) | {name: draw(about, chance) for name, about in ranges.items()} for _ in range(sample)
+        ]
+    elif sample is not None and sample < len(made):
+        made = random.Random(seed).sample(made, sample)
     made += [base | one for one in listed]
     cells = []
     for settings in made:
         for name in ("trace", "scheduler"):
             if name not in settings:
-                raise BenchctlError(f"a cell names no {name}", where=where, fix=f'[base] {name} = "..."')
-        for k in range(whole(spec, "repeat", where) or 1):
-            cells.append(Cell(settings | ({"seed": int(settings.get("seed", 0)) + k} if k else {})))
+                raise BenchctlError(f"a cell names no {name}", where=place.name, fix=f'[base] {name} = "..."')
+        for k in range(whole(spec, "repeat", place) or 1):
+            cells.append(make_cell(settings | ({"seed": int(settings.get("seed", 0)) + k} if k else {})))
     return list({cell.key: cell for cell in cells}.values())
 
 
-def whole(spec: Mapping[str, Any], name: str, where: str) -> int | None:
+def slo_of(spec: Mapping[str, Any], flags: Sequence[str], place: Place) -> dict[str, float]:
+    """SLOs, metric -> ms: those of the command line, else the spec's `goodput`. Raises BenchctlError."""
+    if flags:
+        return parse_goodput(list(flags))
+    given = spec.get(
+        "goodput", (spec.get("base") or {}).get("goodput", []) if isinstance(spec.get("base"), dict) else []
+    )
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise BenchctlError(f"goodput is {given!r}", where=place.of("goodput"), fix='goodput = "ttft:200 tpot:50"')
+    return parse_goodput(words)
+
+
+def whole(spec: Mapping[str, Any], name: str, place: Place) -> int | None:
     value = spec.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < (name != "seed")):
-        raise BenchctlError(f"{name} is {value!r}", where=where, fix="a whole number")
+        raise BenchctlError(f"{name} is {value!r}", where=place.of(name), fix="a whole number")
     return value
 
 
-def check_table(table: Any, known: Sequence[str], where: str) -> None:
+def axis_name(name: str, values: Any, place: Place) -> str:
+    """The flag of a grid's axis, its values checked."""
+    if not isinstance(values, list) or not values:
+        raise BenchctlError(
+            f"grid.{name} is {values!r}", where=place.of(name), fix=f"a list of values: {name} = [1, 2]"
+        )
+    return [next(iter(checked({name: value}, place))) for value in values][0]
+
+
+def checked(table: Any, place: Place) -> dict[str, Value]:
+    """A table of flags with its names as the flags are spelled. Raises BenchctlError."""
     if not isinstance(table, dict):
-        raise BenchctlError(f"a cell is {table!r}", where=where, fix="a table of flags and values")
-    for name, value in table.items():
+        raise BenchctlError(f"a cell is {table!r}", where=place.name, fix="a table of flags and values")
+    known = flags_of_replay()
+    out: dict[str, Value] = {}
+    for given, value in table.items():
+        name = given.replace("_", "-").removeprefix("--")
+        if name == "goodput":
+            continue  # of the sweep: `slo_of`
         if name in RESERVED:
-            raise BenchctlError(f"{name} is the sweep's own", where=where, fix="leave it out")
+            raise BenchctlError(f"{name} is the sweep's own", where=place.of(given), fix="leave it out")
         if name != "trace" and name not in known:
-            near = [flag for flag in known if name.replace("_", "-") in flag]
+            near = difflib.get_close_matches(name, known, 1) or [flag for flag in known if name in flag]
             raise BenchctlError(
                 f"benchctl replay has no flag --{name}",
-                where=where,
-                fix=near[0] if near else "benchctl replay --help lists them",
+                where=place.of(given),
+                fix=f"did you mean {near[0]}?" if near else "benchctl replay --help lists them",
             )
         if not isinstance(value, str | int | float):
-            raise BenchctlError(f"{name} is {value!r}", where=where, fix="a string, a number, true or false")
+            raise BenchctlError(f"{given} is {value!r}", where=place.of(given), fix="a string, a number, true or false")
+        out[name] = value
+    return out
 
 
-def flags_of_replay() -> list[str]:
+def check_range(name: str, about: Any, place: Place) -> Mapping[str, Any]:
+    """`{ min, max, log, step }` of [random], or a list to choose from. Raises BenchctlError."""
+    if isinstance(about, list) and about:
+        return {"of": about}
+    wrong = not isinstance(about, dict) or set(about) - set(RANGE) or not {"min", "max"} <= set(about)
+    if not wrong:
+        low, high, step = about["min"], about["max"], about.get("step", 1)
+        numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (low, high, step))
+        wrong = not numbers or not low <= high or step <= 0 or (about.get("log") and low <= 0)
+    if wrong or not isinstance(about, dict):
+        raise BenchctlError(
+            f"random.{name} is {about!r}",
+            where=place.of(name),
+            fix="{ min = 512, max = 16384, log = true, step = 256 }",
+        )
+    return about
+
+
+def draw(about: Mapping[str, Any], chance: random.Random) -> Value:
+    """A value of the range: whole where its ends are, on its steps where it has some."""
+    if "of" in about:
+        chosen: Value = chance.choice(about["of"])
+        return chosen
+    low, high = about["min"], about["max"]
+    value = math.exp(chance.uniform(math.log(low), math.log(high))) if about.get("log") else chance.uniform(low, high)
+    if "step" in about:
+        value = low + round((value - low) / about["step"]) * about["step"]
+        value = value if value <= high else value - about["step"]
+    if isinstance(low, int) and isinstance(high, int) and isinstance(about.get("step", 1), int):
+        return round(value)
+    return float(f"{value:.6g}")
+
+
+@cache
+def flags_of_replay() -> tuple[str, ...]:
     """Long names, without dashes."""
     group: Any = typer.main.get_command(app)
-    return [o[2:] for p in group.commands["replay"].params for o in p.opts if o.startswith("--")]
+    return tuple(o[2:] for p in group.commands["replay"].params for o in p.opts if o.startswith("--"))
 
 
-def from_flags(trace: str, sets: Sequence[str], repeat: int) -> dict[str, Any]:
+def from_flags(
+    trace: str, sets: Sequence[str], repeat: int, sample: int | None = None, seed: int = 0
+) -> dict[str, Any]:
     """A spec of `--set name=value[,value…]`: several values make an axis of the grid. Raises BenchctlError."""
     base: dict[str, Value] = {"trace": trace}
     grid: dict[str, list[Value]] = {}
     for text in sets:
         name, equals, values = text.partition("=")
+        name = name.replace("_", "-").removeprefix("--")
         if not equals or not name or not values:
             raise BenchctlError(f"--set is {text!r}", fix="--set max-num-seqs=64,256")
-        parsed = [parse(word) for word in values.split(",")]
+        # Values that hold commas themselves are a spec's business.
+        parsed: list[Value] = [parse(word) for word in values.split(",")] if name != "round-cost" else [values]
         if len(parsed) > 1:
             grid[name] = parsed
         else:
             base[name] = parsed[0]
-    return {"base": base, "grid": grid, "repeat": repeat}
+    spec: dict[str, Any] = {"base": base, "grid": grid, "repeat": repeat, "seed": seed}
+    return spec | ({"sample": sample} if sample is not None else {})
 
 
 def parse(word: str) -> Value:

@@ -26,8 +26,16 @@ _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --line: #d7dce3 }
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e8ef; --paper: #14181f; --line: #333b47 } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-pre { overflow-x: auto; border: 1px solid var(--line); padding: .8rem } h2 { margin-top: 2rem; font-size: 1.1rem }
-figure { margin: 1rem 0 } figcaption { font-size: .9rem } .plot { height: 320px }
+h1 { margin: 0 0 .3rem; font-size: 1.6rem; overflow-wrap: anywhere } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
+.soft { color: color-mix(in srgb, var(--ink) 65%, var(--paper)); font-size: .85rem; overflow-wrap: anywhere }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: .6rem; margin: 1.2rem 0 }
+dl div { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .7rem } dt { font-size: .85rem }
+dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums } dd small { display: block; font-size: .8rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th:first-child { text-align: left; padding-left: 0 } thead th { font-weight: normal; font-size: .85rem }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem } summary { cursor: pointer; margin-top: 1rem }
+figure { margin: .5rem 0 0 } figcaption { font-size: .9rem } .plot { height: 300px }
 .warning { border-left: 3px solid #e8833a; padding-left: .8rem; margin: .8rem 0 }
 """
 _SCRIPT = """
@@ -61,17 +69,24 @@ def write_trace_page(info: TraceInfo, out: Path) -> None:
     )
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{_safe(info.name)}</title>",
-        f"<style>{_STYLE}</style><h1>{_safe(info.name)}</h1>",
-        f"<pre>{html.escape(chr(10).join(info_lines(info)))}</pre>",
+        f"<style>{_STYLE}</style><h1>{_safe(info.name)}</h1><div class=soft>{_safe(_origin(info))}</div>",
+        "<dl>",
+        *(
+            f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}<small class=soft>{_safe(more)}</small></dd></div>"
+            for name, value, more in _tiles(info)
+        ),
+        "</dl>",
         *(
             f"<div class=warning><b>{_safe(w.what)}</b><br>{_safe(w.evidence)}<br>{_safe(w.cure)}</div>"
             for w in info.warnings
         ),
+        _length_table(info),
         *(
             f"<h2>{_safe(title)}</h2><figure><div class=plot id=f{i} role=img aria-label='{_safe(caption)}'></div><figcaption>{_safe(caption)}</figcaption></figure>"
             for i, (title, caption, _) in enumerate(figures)
         ),
-        f"<h2>Header</h2><pre>{html.escape(json.dumps(info.header, indent=2, ensure_ascii=False, default=str))}</pre>",
+        f"<h2>In full</h2><details><summary>Everything that trace info says</summary><pre>{html.escape(chr(10).join(info_lines(info)))}</pre></details>",
+        f"<details><summary>The trace's header</summary><pre>{html.escape(json.dumps(info.header, ensure_ascii=False, indent=1, default=str))}</pre></details>",
         f"<script type=application/json id=figures>{embedded}</script>",
         f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script></html>",
     ]
@@ -90,6 +105,49 @@ def _safe(text: object) -> str:
     return html.escape(printable(str(text)), quote=True)
 
 
+def _origin(info: TraceInfo) -> str:
+    licence = info.header.get("licence")
+    return f"{f'{licence} · ' if licence else ''}sha256 {info.sha256}"
+
+
+def _tiles(info: TraceInfo) -> Iterator[tuple[str, str, str]]:
+    """(name, value, what stands below it) of the figures that are looked at first."""
+    arrivals, prefix = info.arrivals, info.prefix
+    yield "requests", f"{info.num_requests:,}", f"{info.num_sessions:,} sessions" if info.num_sessions else ""
+    if "rate" in arrivals:
+        yield "span", _duration(info.span_s), f"{info.span_s:,.3f} s"
+        yield "rate", f"{arrivals['rate']:.4g}/s", f"at most {arrivals['peak_in_1_s']} within 1 s"
+        zeros = f"{100 * arrivals['zero_share']:.1f} % of the gaps are 0" if arrivals["zero_gaps"] else "no two at once"
+        yield "CV of the gaps", f"{arrivals['cv']:.2f}", zeros
+    for side, name in (("input", "prompt, median"), ("output", "output, median")):
+        if side in info.lengths:
+            found = info.lengths[side]
+            yield name, f"{found['p50']:,.0f}", f"tokens; p99 {found['p99']:,.0f}"
+    if info.context:
+        yield "context needed", f"{info.context['1']:,}", f"tokens for all; {info.context['0.99']:,} for 99 %"
+    if info.sessions:
+        yield "turns, median", f"{info.sessions['turns_p50']}", f"mean {info.sessions['turns_mean']:.2f}"
+    if prefix is not None:
+        yield "shared prefix", f"{100 * prefix.token_rate:.1f} %", f"of prompt tokens, blocks of {prefix.block_size}"
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _length_table(info: TraceInfo) -> str:
+    columns = ("mean", "p10", "p50", "p90", "p95", "p99", "p100")
+    head = "".join(f"<th scope=col>{'max' if name == 'p100' else name}</th>" for name in columns)
+    rows = "".join(
+        f"<tr><th scope=row>{side}</th>{''.join(f'<td>{found[name]:,.0f}</td>' for name in columns)}</tr>"
+        for side, found in info.lengths.items()
+    )
+    return f"<h2>Tokens</h2><div class=wide tabindex=0><table><thead><tr><th scope=col>tokens</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
 Figure = tuple[str, str, dict[str, Any]]  # title, caption that says in words what is drawn, data with axes
 
 
@@ -101,7 +159,7 @@ def _figures(info: TraceInfo) -> Iterator[Figure]:
         gaps = np.diff(series.arrivals)
         curve = _ecdf(gaps[gaps > 0], "gaps", BLUE)
         caption = f"Share of the gaps above 0 that are at most so long; {100 * info.arrivals['zero_share']:.1f} % of all are 0. CV {info.arrivals['cv']:.3f}."
-        yield "Gaps between arrivals", caption, _plot([curve], "s", "share", log=True)
+        yield "Gaps between arrivals", caption, _plot([curve], "gap, s", "share of the gaps", log=True)
     known = ~np.isnan(series.inputs)
     curves = [_ecdf(series.outputs, "output", ORANGE)]
     if known.any():
@@ -114,7 +172,7 @@ def _figures(info: TraceInfo) -> Iterator[Figure]:
     yield (
         "Lengths",
         f"Share of the requests with at most so many tokens: {words}.",
-        _plot(curves, "tokens", "share", log=True),
+        _plot(curves, "tokens", "share of the requests", log=True),
     )
     if len(series.turns) and series.turns.max() > 1:
         counts = np.bincount(series.turns.astype(np.int64))[1:]
@@ -129,7 +187,7 @@ def _figures(info: TraceInfo) -> Iterator[Figure]:
         yield (
             "Think times",
             f"Share at most so long; median {info.sessions['think_s']['p50']:.3g} s.",
-            _plot([curve], "s", "share", log=True),
+            _plot([curve], "think time, s", "share of the turns", log=True),
         )
     prefix = info.prefix
     if prefix is not None and prefix.curve:
@@ -153,8 +211,12 @@ def _figures(info: TraceInfo) -> Iterator[Figure]:
 
 def _rate_figure(arrivals: Floats, info: TraceInfo) -> Figure:
     span = float(arrivals[-1] - arrivals[0])
-    counts, edges = np.histogram(arrivals - arrivals[0], bins=min(BINS, max(len(arrivals) // 4, 1)))
-    width = span / len(counts)
+    width = span / min(BINS, max(len(arrivals) // 4, 1))
+    tick = info.arrivals["smallest_gap_s"]
+    if info.arrivals["zero_share"] > 0.5 and tick:
+        width = tick * max(np.ceil(width / tick), 2)  # whole ticks, else the steps beat against the clock
+    edges = np.arange(int(span / width) + 2) * width
+    counts, _ = np.histogram(arrivals - arrivals[0], bins=edges)
     line = {
         "x": edges[:-1].tolist(),
         "y": (counts / width).tolist(),
@@ -162,7 +224,7 @@ def _rate_figure(arrivals: Floats, info: TraceInfo) -> Figure:
         "line": {"shape": "hv", "color": BLUE},
     }
     caption = f"Requests/s in steps of {width:.3g} s; {info.arrivals['rate']:.4g}/s on average, at most {info.arrivals['peak_in_1_s']} within 1 s."
-    return "Arrivals", caption, _plot([line], "s", "requests/s")
+    return "Arrivals", caption, _plot([line], "time, s", "requests/s")
 
 
 def _ecdf(values: Floats, name: str, color: str) -> dict[str, Any]:
@@ -185,4 +247,11 @@ def _plot(data: list[dict[str, Any]], x: str, y: str, *, log: bool = False) -> d
     axis: dict[str, Any] = {"title": {"text": x}}
     if log:
         axis["type"] = "log"
+        values = [x for curve in data for x in curve["x"] if x > 0]
+        low, high = np.log10(min(values, default=1)), np.log10(max(values, default=1))
+        axis["dtick"] = 1  # decades: more of them do not fit on a narrow page
+        if high - low < 1:
+            # Less than a decade: its surroundings, so that nearly equal values look so.
+            middle = (low + high) / 2
+            axis |= {"range": [float(middle - 0.6), float(middle + 0.6)], "dtick": "D2"}
     return {"data": data, "x": axis, "y": {"title": {"text": y}, "rangemode": "tozero"}}

@@ -56,8 +56,8 @@ def verify_run(watch: Any, choice: EngineChoice, options: ReplayOptions, result:
         err.print(Text("verify  ", style="bold") + Text(f"{result.name}: {verify_text(report)}"))
         if not report["passed"]:
             error = BenchctlError(
-                f"the engine's logits are not the reference's: relative error {report['max_error']:.2g} (tolerance "
-                f"{report['tolerance']:g}), same token at {report['agreement_beyond_rounding']:.1%} of positions but for rounding "
+                f"the engine's logits are not the reference's: relative error up to {report['max_error']:.2g}, {report['mean_error']:.2g} on "
+                f"average (tolerance {report['tolerance']:g}, twice that at one position), same token at {report['agreement_beyond_rounding']:.1%} of positions but for rounding "
                 f"(least {report['least_agreement']:.0%})",
                 where=f"{worst_text(report)}",
                 fix="--attention-backend reference and --enforce-eager tell kernels and graphs apart; the run is kept",

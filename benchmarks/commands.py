@@ -47,7 +47,11 @@ def main() -> None:
         if not argv:
             continue
         at = time.perf_counter() - began
-        wrong = "left out: the time is up" if at > args.seconds else run(argv)
+        try:
+            wrong = "left out: the time is up" if at > args.seconds else run(argv)
+        except KeyboardInterrupt:
+            print(f"[{at:6.1f} s] {line}: interrupted", file=sys.stderr, flush=True)
+            sys.exit(130)
         bad += wrong is not None
         print(
             f"[{at:6.1f} s + {time.perf_counter() - began - at:5.1f} s] {line}: {wrong or 'done'}",

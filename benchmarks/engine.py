@@ -6,7 +6,8 @@
 
 Dummy weights, bf16. Every figure is printed beside its floor: the bytes that have to move at the card's measured copy rate, or
 the operations at its measured matrix rate, whichever is longer. `ready` is the time from the start of the process to the
-first round. Schedulers, records and the replay loop are those of the product.
+first round. `arrivals` is `benchctl replay` with all records; `steps` and `offline` drive schedulers and engine without them
+(benchmarks/gpu_measure.sh has the product's whole runs of both).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ PROCESS_BEGAN = time.perf_counter()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -34,6 +38,27 @@ COPY_BYTES_PER_S = 4.26e12  # H200, device-to-device copy of 4 GiB, read and wri
 MATRIX_FLOPS_PER_S = 795e12  # H200, bf16 product n = 8192, random data
 
 
+# vLLM 0.26.0 at its defaults, FlashAttention 3, one H200, another machine: ms a step, output tokens/s; the lowest of its passes.
+ANCHORS: dict[str, dict[str, float]] = {
+    "qwen3-0.6b": {
+        "decode 1": 1.72, "decode 8": 1.82, "decode 64": 3.71, "decode 256": 10.15, "prefill 1x128": 8.7, "prefill 1x1024": 19.6,
+        "prefill 8x1024": 24.5, "prefill 16x1024": 44.7, "prefill 4x4095": 52.3, "offline": 21_400,
+    },
+    "qwen3-8b": {
+        "decode 1": 5.22, "decode 8": 5.71, "decode 64": 7.93, "decode 256": 18.66, "prefill 1x128": 12.0, "prefill 1x1024": 33.2,
+        "prefill 8x1024": 187.8, "prefill 16x1024": 371.7, "prefill 4x4095": 390.0, "offline": 9_390,
+        "p50_ttft_ms 20": 28.6, "p99_ttft_ms 20": 102.6, "p50_itl_ms 20": 5.83, "p99_itl_ms 20": 44.7,
+        "p50_ttft_ms 50": 51.4, "p99_ttft_ms 50": 118.8, "p50_itl_ms 50": 7.18, "p99_itl_ms 50": 46.1,
+    },
+}  # fmt: skip
+
+
+def against(bench: Bench, what: str, value: float, floor: float) -> str:
+    """measured ÷ floor and ÷ anchor."""
+    anchor = ANCHORS.get(bench.model_name, {}).get(what)
+    return f"÷ floor {value / floor:.2f}" + (f"  ÷ vLLM {value / anchor:.2f}" if anchor else "")
+
+
 def floor_ms(flops: float, num_bytes: float) -> float:
     return max(flops / MATRIX_FLOPS_PER_S, num_bytes / COPY_BYTES_PER_S) * 1e3
 
@@ -42,7 +67,7 @@ class Bench:
     """A model and an engine for one policy."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.name = args.scheduler
+        self.name, self.model_name = args.scheduler, args.model
         info = SCHEDULERS[self.name]
         self.model = load_model(args.model)
         block_size = info.default_block_size
@@ -146,14 +171,14 @@ def steps(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         out[f"decode {batch}"] = r
         print(
             f"decode {batch:4}: wall {r['wall_ms']:7.3f} ms  device {r['device_ms']:7.3f}  prepare {r['prepare_ms']:.3f}  floor {r['floor_ms']:6.3f}  "
-            f"= {r['wall_ms'] / r['floor_ms']:.2f} x floor",
+            f"{against(bench, f'decode {batch}', r['wall_ms'], r['floor_ms'])}",
             flush=True,
         )
     for count, length in () if "prefill" not in args.only else ((1, 128), (1, 1024), (8, 1024), (16, 1024), (4, 4095)):
         r = prefill(bench, count, length)
         out[f"prefill {count}x{length}"] = r
         print(
-            f"prefill {count:2} x {length}: wall {r['wall_ms']:7.2f} ms  device {r['device_ms']:7.2f}  host before {r['schedule_and_prepare_ms']:.2f}  floor {r['floor_ms']:6.2f}  = {r['wall_ms'] / r['floor_ms']:.2f} x floor",
+            f"prefill {count:2} x {length}: wall {r['wall_ms']:7.2f} ms  device {r['device_ms']:7.2f}  host before {r['schedule_and_prepare_ms']:.2f}  floor {r['floor_ms']:6.2f}  {against(bench, f'prefill {count}x{length}', r['wall_ms'], r['floor_ms'])}",
             flush=True,
         )
     return out
@@ -200,23 +225,59 @@ def offline(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
             }
         )
         print(
-            f"offline {bench.name}: {output / wall:8.0f} tok/s  wall {wall:.3f} s  device {device:.3f}  floor {floor:.3f}  rounds {rounds}",
+            f"offline {bench.name}: {output / wall:8.0f} tok/s  wall {wall:.3f} s  device {device:.3f}  floor {floor:.3f}  rounds {rounds}  {against(bench, 'offline', output / wall, output / floor)}",
             flush=True,
         )
     return {"runs": runs, "median_tok_s": statistics.median(r["tok_s"] for r in runs)}
 
 
+def arrivals(args: argparse.Namespace) -> None:
+    """400 Poisson arrivals through the product, latencies beside vLLM's."""
+    with tempfile.TemporaryDirectory() as folder:
+        workloads.write(Path(folder))
+        command = [
+            sys.executable,
+            "-m",
+            "benchctl",
+            "replay",
+            f"{folder}/arrivals-{args.rate}.jsonl",
+            "--model",
+            args.model,
+        ]
+        command += [
+            "--scheduler",
+            args.scheduler,
+            "--temperature",
+            "0.6",
+            "--max-model-len",
+            "4096",
+            "--no-report",
+            "--json",
+        ]
+        done = subprocess.run([*command, "--out", f"{folder}/runs"], check=True, stdout=subprocess.PIPE, text=True)
+    metrics = json.loads(done.stdout)
+    for key in ("p50_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "p50_itl_ms", "p90_itl_ms", "p99_itl_ms"):
+        anchor = ANCHORS.get(args.model, {}).get(f"{key} {args.rate}")
+        beside = f"   vLLM {anchor:8.2f}   ÷ vLLM {metrics[key] / anchor:.2f}" if anchor else ""
+        print(f"arrivals {args.rate}/s {args.scheduler}: {key:12} {metrics[key]:8.2f}{beside}", flush=True)
+    if args.json:
+        args.json.write_text(done.stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["steps", "offline"])
+    parser.add_argument("what", choices=["steps", "offline", "arrivals"])
     parser.add_argument("--model", default="qwen3-0.6b")
     parser.add_argument("--scheduler", default="vllm", choices=sorted(SCHEDULERS))
     parser.add_argument("--kv-tokens", type=int, default=400_000)
     parser.add_argument("--only", nargs="+", default=["decode", "prefill"])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rate", type=int, default=20, choices=[10, 20, 50])
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.what == "arrivals":
+        return arrivals(args)
     bench = Bench(args)
     scheduler = bench.scheduler()
     scheduler.add(bench.request(20, 3))

@@ -53,8 +53,7 @@ def calibration() -> list[dict[str, object]]:
     return rows
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in [
         ("offline", offline()),
@@ -72,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]))

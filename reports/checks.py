@@ -15,6 +15,7 @@ import polars as pl
 
 from reports import metrics
 from reports.blocks import ghost_hits
+from reports.numbers import plural
 from reports.run import Run
 
 Level = Literal["error", "warn", "info"]
@@ -44,7 +45,8 @@ def checks(run: Run) -> list[Check]:
 
 def _status(run: Run) -> list[Check]:
     rounds = run.scan("rounds").select(pl.len()).collect().item()
-    where = f"{rounds:,} rounds up to {run.duration_s:.3f} s"
+    until = f"tick {run.duration_s:,.0f}" if run.clock == "rounds" else f"{run.duration_s:.3f} s"
+    where = f"{plural(rounds, 'round')} up to {until}"
     if run.status == "running":
         return [
             Check(

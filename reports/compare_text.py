@@ -13,6 +13,7 @@ from reports.decision_work import STANDING, WAITING, WorkDiff, WorkRow
 from reports.document import Element, Grid, Heading, Items, Text
 from reports.glossary import REASONS, STOPS
 from reports.terminal import METRIC_NAMES, NOT_MEASURED, number, share
+from reports.units import Unit, unit_of
 
 JSON_VERSION = 1
 # Words of `decision_work` beyond the scheduler's own.
@@ -38,7 +39,7 @@ def document(comparison: Comparison) -> list[Element]:
     a, b = comparison.a, comparison.b
     out: list[Element] = [Heading(f"{a.name} (A) against {b.name} (B)")]
     out += _head(comparison)
-    out += [Heading("Metrics"), _metric_grid(comparison.metrics, a, b)]
+    out += [Heading("Metrics"), _metric_grid(comparison.metrics, a, b, _unit(comparison))]
     out += [Text(note, note=True) for note in _metric_notes(comparison)]
     if comparison.decisions is None:
         out += [
@@ -48,7 +49,7 @@ def document(comparison: Comparison) -> list[Element]:
     else:
         out += _decisions(comparison.decisions, a, b)
     if comparison.work is not None:
-        out += _work(comparison.work, a, b)
+        out += _work(comparison.work, a, b, _unit(comparison))
     out += _requests(comparison)
     return out
 
@@ -72,16 +73,29 @@ def _head(comparison: Comparison) -> list[Element]:
     return out
 
 
-def _value(row: MetricRow, value: float | int | None) -> str:
-    return share(value) if row.unit == "share" else number(value)
+def _value(row: MetricRow, value: float | int | None, unit: Unit) -> str:
+    return share(value) if row.unit == "share" else unit.figure(value) if row.unit == "ms" else number(value)
 
 
-def _signed(row: MetricRow, value: float | int | None) -> str:
+def _signed(row: MetricRow, value: float | int | None, unit: Unit) -> str:
     if value is None:
         return NOT_MEASURED
     if row.unit == "share":
         return signed(f"{abs(value) * 100:.1f} pp", value)
-    return signed(number(abs(value)), value)
+    return signed(_value(row, abs(value), unit), value)
+
+
+def _unit(comparison: Comparison) -> Unit:
+    return unit_of(side.first.clock for side in (comparison.a, comparison.b))
+
+
+def _label(row: MetricRow, unit: Unit) -> str:
+    name = row.key.removeprefix(f"{row.group}.")
+    text = LABELS.get(row.key) or f"{name}{f', {row.unit}' if row.unit else ''}"
+    if unit.ticks and row.group != "host":  # a second of this clock is a round
+        for measured, counted in ((", ms", ", rounds"), (", s", ", rounds"), ("/s", "/round")):
+            text = text.removesuffix(measured) + counted if text.endswith(measured) else text
+    return text
 
 
 def signed(text: str, value: float) -> str:
@@ -89,23 +103,21 @@ def signed(text: str, value: float) -> str:
     return ("+" if value > 0 else "−" if value < 0 else "") + text
 
 
-def _metric_grid(rows: Sequence[MetricRow], a: Side, b: Side) -> Grid:
+def _metric_grid(rows: Sequence[MetricRow], a: Side, b: Side, unit: Unit) -> Grid:
     out: list[tuple[str, ...]] = []
     group = ""
     for row in rows:
         if row.group != group:
             group = row.group
             out.append((METRIC_NAMES.get(group, group),))
-        name = row.key.removeprefix(f"{group}.")
-        name = LABELS.get(row.key) or f"{name}{f', {row.unit}' if row.unit else ''}"
         interval = ""
         if row.interval is not None:
-            interval = f"{_signed(row, row.interval.low)} … {_signed(row, row.interval.high)}"
+            interval = f"{_signed(row, row.interval.low, unit)} … {_signed(row, row.interval.high, unit)}"
         relative = (
             "" if row.relative is None or not row.difference else signed(f"{abs(row.relative):.1%}", row.relative)
         )
-        cells = (_value(row, row.a), _value(row, row.b), _signed(row, row.difference), relative, interval, row.verdict)
-        out.append((f"  {name}", *cells))
+        values = (_value(row, row.a, unit), _value(row, row.b, unit), _signed(row, row.difference, unit))
+        out.append((f"  {_label(row, unit)}", *values, relative, interval, row.verdict))
     columns = ("", a.name, b.name, "B − A", "", "95 % interval", "B is")
     return Grid(columns, tuple(out), frozenset({1, 2, 3, 4, 5}))
 
@@ -157,7 +169,7 @@ def _details(divergence: Divergence, a: Side, b: Side) -> list[str]:
     ]
 
 
-def _work(work: WorkDiff, a: Side, b: Side) -> list[Element]:
+def _work(work: WorkDiff, a: Side, b: Side, unit: Unit) -> list[Element]:
     out: list[Element] = [
         Heading("Divergences by reason, at equal work"),
         Text(
@@ -175,12 +187,16 @@ def _work(work: WorkDiff, a: Side, b: Side) -> list[Element]:
     for row in work.rows:
         if row.what != group:
             group = row.what
-            rows.append((f"{group}{', request-rounds (and seconds)' if group in (WAITING, STANDING) else ''}",))
+            rows.append(
+                (
+                    f"{group}{(', request-rounds' + ('' if unit.ticks else ' (and seconds)')) if group in (WAITING, STANDING) else ''}",
+                )
+            )
         rows.append(
             (
                 f"  {row.reason}",
-                _amount(row.a, row.a_s),
-                _amount(row.b, row.b_s),
+                _amount(row.a, None if unit.ticks else row.a_s),
+                _amount(row.b, None if unit.ticks else row.b_s),
                 signed(f"{abs(row.b - row.a):,}", row.b - row.a),
                 f"{row.steps:,}",
             )
@@ -205,16 +221,20 @@ def _sentence(row: WorkRow, a: Side, b: Side) -> str:
     meaning = MEANINGS.get(row.reason, row.reason)
     more, less, counts = (a, b, (row.a, row.b)) if row.a > row.b else (b, a, (row.b, row.a))
     if row.what == WAITING:
-        head = f"{more.name} kept requests waiting for {counts[0]:,} request-rounds, {less.name} for {counts[1]:,}"
+        head = f"{more.name} kept requests waiting for {_plural(counts[0], 'request-round')}, {less.name} for {counts[1]:,}"
     elif row.what == STANDING:
-        head = f"{more.name} let running requests stand still for {counts[0]:,} request-rounds, {less.name} for {counts[1]:,}"
+        head = f"{more.name} let running requests stand still for {_plural(counts[0], 'request-round')}, {less.name} for {counts[1]:,}"
     elif row.what == "preempted":
         head = f"{more.name} preempted {_times(counts[0])}, {less.name} {_times(counts[1])}"
     elif row.what == "refused":
-        head = f"{more.name} refused {counts[0]:,} requests, {less.name} {counts[1]:,}"
+        head = f"{more.name} refused {_plural(counts[0], 'request')}, {less.name} {counts[1]:,}"
     else:
-        head = f"{more.name} cut {counts[0]:,} steps short, {less.name} {counts[1]:,}"
+        head = f"{more.name} cut {_plural(counts[0], 'step')} short, {less.name} {counts[1]:,}"
     return f"{head}: {meaning} ({row.reason})"
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _times(count: int) -> str:
@@ -224,30 +244,30 @@ def _times(count: int) -> str:
 def _requests(comparison: Comparison) -> list[Element]:
     if not comparison.requests:
         return [Heading("Requests"), Text("every request that both finished took the same time")]
-    rows = []
+    unit, rows = _unit(comparison), []
+
+    def said(seconds: float, with_sign: bool = False) -> str:
+        text = unit.figure(abs(seconds) * 1000)
+        return signed(text, seconds) if with_sign else text
+
     for each in comparison.requests:
         rows.append(
             (
                 each.id if each.id.isprintable() and len(each.id) <= 24 else f"#{each.request}",
                 f"{each.prompt_tokens:,} + {each.output_tokens:,}",
-                _ms(each.e2el_a),
-                _ms(each.e2el_b),
-                _ms(each.e2el_difference, True),
-                _ms(each.ttft_difference, True),
-                f"{each.phase} {_ms(each.phase_difference, True)}",
+                said(each.e2el_a),
+                said(each.e2el_b),
+                said(each.e2el_difference, True),
+                said(each.ttft_difference, True),
+                f"{each.phase} {said(each.phase_difference, True)}",
                 f"{each.preemptions_a} / {each.preemptions_b}",
             )
         )
     columns = ("", "tokens", f"E2E {comparison.a.name}", comparison.b.name, "B − A", "TTFT", "mostly in", "preempted")
     return [
-        Heading("Requests that differ most, ms"),
+        Heading(f"Requests that differ most, {unit.latency}"),
         Grid(columns, tuple(rows), frozenset({1, 2, 3, 4, 5})),
     ]
-
-
-def _ms(seconds: float, with_sign: bool = False) -> str:
-    text = number(abs(seconds) * 1000)
-    return signed(text, seconds) if with_sign else text
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

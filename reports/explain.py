@@ -16,6 +16,7 @@ from reports.queues import RoundView
 from reports.run import Run
 from reports.terminal import number
 from reports.treatment import blocks, label, tokens, treatment
+from reports.units import unit_of, whole
 
 JSON_VERSION = 1
 LISTED = 40  # candidates told one by one; more are counted
@@ -71,6 +72,7 @@ class RoundExplanation:
     before: BlockPicture
     after: BlockPicture
     changes: tuple[str, ...]
+    clock: str
 
 
 def explain_round(run: Run, round_number: int) -> RoundExplanation:
@@ -87,6 +89,7 @@ def explain_round(run: Run, round_number: int) -> RoundExplanation:
     candidates = _candidates(run, view, computed, known)
     return RoundExplanation(
         run=run.shown,
+        clock=run.clock,
         scheduler=run.scheduler,
         round=round_number,
         kind=row["kind"],
@@ -284,6 +287,8 @@ def document(explanation: RoundExplanation) -> list[Element]:
     """The explanation in words."""
     e = explanation
     span = f"{number((e.t_end_s - e.t_start_s) * 1000)} ms, from {e.t_start_s:.6f} s"
+    if unit_of([e.clock]).ticks:
+        span = f"clock {number(whole(e.t_start_s))} → {number(whole(e.t_end_s))}"
     # A policy of one's own keeps its queue in an order that no record tells.
     waiting = (
         "waiting" if e.scheduler in ("nano", "vllm") else "waiting (in order of arrival; the policy may have another)"

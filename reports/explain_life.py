@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -21,6 +22,7 @@ from reports.glossary import REASONS, STOPS
 from reports.run import Run
 from reports.terminal import number
 from reports.treatment import held, label, numbers, preempted, tokens, treatment
+from reports.units import Unit, counted, unit_of, whole
 from traces.errors import BenchctlError
 
 JSON_VERSION = 1
@@ -51,6 +53,7 @@ class Life:
     label: str
     summary: dict[str, Any]
     events: tuple[Event, ...]
+    clock: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Spike:
     num_rounds: int
     rounds: tuple[SpikeRound, ...]
     longest: RoundExplanation | None
+    clock: str
 
 
 def find_request(run: Run, name: str) -> int:
@@ -107,7 +111,7 @@ def explain_request(run: Run, request: int) -> Life:
     admission = run.scan("admissions").filter(mine).collect()
     known: dict[str, Any] = summary.row(0, named=True) if summary.height else {"status": "unfinished"}
     events = sorted(_events(run, request, admission), key=lambda event: (event.t_s, event.round or 0))
-    return Life(run.shown, request, run.ids.get(request, ""), label(run, request), known, tuple(events))
+    return Life(run.shown, request, run.ids.get(request, ""), label(run, request), known, tuple(events), run.clock)
 
 
 def _events(run: Run, request: int, admission: pl.DataFrame) -> Iterator[Event]:
@@ -295,31 +299,34 @@ def _spike(
         num_rounds=inside.height,
         rounds=rounds,
         longest=longest,
+        clock=run.clock,
     )
 
 
 def document(life: Life) -> list[Element]:
     """The life of a request in words."""
-    s = life.summary
+    s, said = life.summary, partial(_said, unit_of([life.clock]))
     out: list[Element] = [Heading(f"Request {life.label} of {life.run}: {s.get('status')}")]
     if life.label != life.id and life.id.isprintable():
         out.append(Text(f"id {life.id}, trace row {life.request}", note=True))
     facts = []
     if s.get("finished_s") is not None:
-        facts.append(f"TTFT {_ms(s['first_token_s'] - s['arrival_s'])}, E2E {_ms(s['finished_s'] - s['arrival_s'])}")
+        facts.append(f"TTFT {said(s['first_token_s'] - s['arrival_s'])}, E2E {said(s['finished_s'] - s['arrival_s'])}")
         phases = [
-            f"queue {_ms(s['first_scheduled_s'] - s['arrival_s'])}",
-            f"prefill {_ms(s['first_token_s'] - s['first_scheduled_s'])}",
-            f"decode {_ms(s['finished_s'] - s['first_token_s'])}",
+            f"queue {said(s['first_scheduled_s'] - s['arrival_s'])}",
+            f"prefill {said(s['first_token_s'] - s['first_scheduled_s'])}",
+            f"decode {said(s['finished_s'] - s['first_token_s'])}",
         ]
-        facts.append(f"{' + '.join(phases)}; of it stalled {_ms(s['stalled_s'])}, preempted {_ms(s['preempted_s'])}")
+        facts.append(f"{' + '.join(phases)}; of it stalled {said(s['stalled_s'])}, preempted {said(s['preempted_s'])}")
         facts.append(
             f"{tokens(s['prompt_tokens'])} of prompt ({s['cached_tokens'] or 0:,} from the prefix cache at first), {s['emitted_tokens']:,} emitted; "
             f"preempted {s['preemptions']:,}×, {s['discarded_tokens']:,} computed tokens lost, {s['recomputed_tokens']:,} computed again"
         )
         out.append(Items(tuple(facts)))
-    rows = tuple((_rounds(event), f"{event.t_s:.6f}", event.what, event.text) for event in life.events)
-    out.append(Grid(("round", "t, s", "", ""), rows, frozenset({0, 1})))
+    ticks = unit_of([life.clock]).ticks
+    times = (number(whole(event.t_s)) if ticks else f"{event.t_s:.6f}" for event in life.events)
+    rows = tuple((_rounds(event), at, event.what, event.text) for at, event in zip(times, life.events, strict=True))
+    out.append(Grid(("round", "clock" if ticks else "t, s", "", ""), rows, frozenset({0, 1})))
     return out
 
 
@@ -329,8 +336,9 @@ def _rounds(event: Event) -> str:
     return str(event.round) if event.last_round is None else f"{event.round}–{event.last_round}"
 
 
-def _ms(seconds: float) -> str:
-    return f"{number(float(seconds) * 1000)} ms"
+def _said(unit: Unit, seconds: float) -> str:
+    """A time with its unit."""
+    return unit.said(float(seconds) * 1000)
 
 
 def as_json(life: Life) -> dict[str, Any]:
@@ -341,25 +349,40 @@ def as_json(life: Life) -> dict[str, Any]:
 def spike_document(spike: Spike) -> list[Element]:
     """A spike taken apart."""
     name = "TTFT" if spike.metric == "ttft" else "inter-token gap"
+    unit = unit_of([spike.clock])
+    said = partial(_said, unit)
     where = "" if spike.token is None else f" before token {spike.token}"
     times = f", {spike.seconds / spike.median_s:.1f} × the median" if spike.median_s else ""
     out: list[Element] = [
-        Heading(f"The worst {name} of {spike.run}: {_ms(spike.seconds)}, {spike.label}{where}{times}"),
+        Heading(f"The worst {name} of {spike.run}: {said(spike.seconds)}, {spike.label}{where}{times}"),
     ]
-    facts = [f"{spike.num_rounds:,} rounds and {_ms(spike.idle_s)} in no round"]
+    facts = [f"{counted(f'{spike.num_rounds:,}', 'rounds')} and {said(spike.idle_s)} in no round"]
+    if unit.ticks:
+        facts = [counted(f"{spike.num_rounds:,}", "rounds")]
     for what, reason, count, seconds in spike.reasons:
         verb = "stood still" if what == STANDING else "waited"
         meaning = MEANINGS.get(reason, "the records do not say why")
-        facts.append(f"{verb} {_ms(seconds)} in {count:,} round{'' if count == 1 else 's'}: {meaning} ({reason})")
+        facts.append(f"{verb} {said(seconds)} in {count:,} round{'' if count == 1 else 's'}: {meaning} ({reason})")
     out.append(Items(tuple(facts)))
     if spike.num_rounds > len(spike.rounds):
         out.append(Text(f"the {len(spike.rounds)} longest of its {spike.num_rounds:,} rounds", note=True))
     rows = tuple(
-        (str(r.round), r.kind, f"{r.duration_s * 1000:.3f}", f"{r.share:.0%}", f"{r.tokens:,}", r.text)
+        (
+            str(r.round),
+            r.kind,
+            unit.figure(r.duration_s * 1000) if unit.ticks else f"{r.duration_s * 1000:.3f}",
+            f"{r.share:.0%}",
+            f"{r.tokens:,}",
+            r.text,
+        )
         for r in spike.rounds
     )
     out.append(
-        Grid(("round", "", "ms", "share", "tokens", f"what it did with {spike.label}"), rows, frozenset({0, 2, 3, 4}))
+        Grid(
+            ("round", "", unit.latency, "share", "tokens", f"what it did with {spike.label}"),
+            rows,
+            frozenset({0, 2, 3, 4}),
+        )
     )
     if spike.longest is not None:
         out += round_document(spike.longest)

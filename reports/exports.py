@@ -10,14 +10,16 @@ from typing import Any
 import polars as pl
 
 from reports import metrics
+from reports.answers import answers
 from reports.document import Element, Grid, Heading, Items, Text, to_markdown
-from reports.page_pair import deltas, differing_settings, refuse_other_traces
+from reports.page_pair import deltas, differing_settings, judge, refuse_other_traces, single_measured
 from reports.page_view import trace_name
 from reports.rounds import round_texts
 from reports.run import Run
 from reports.spikes import slow_starts, spikes
 from reports.summary import Summary, summarize
-from reports.terminal import check_texts, number
+from reports.terminal import check_texts
+from reports.units import unit_of
 from reports.verdict import lines, sentences
 
 SHORT_RUN = 40  # rounds of a run whose round table is part of the Markdown
@@ -33,7 +35,16 @@ def document(runs: Sequence[Run], names: Sequence[str]) -> list[Element]:
     summaries = [summarize(run) for run in runs]
     longest = [spikes(run) for run in runs]
     out: list[Element] = [Heading(f"Replay of {trace_name(runs[0])}: {' and '.join(names)}")]
-    out += [Text(sentence) for sentence in sentences(summaries, names, [slow_starts(run) for run in runs], longest)]
+    out += [Text(sentence) for sentence in sentences(summaries, names, single_measured(runs))]
+    slow = [slow_starts(run) for run in runs]
+    for answer in answers(runs, names, summaries, slow, longest, [metrics.itl(run).collect() for run in runs]):
+        out += [Heading(answer.question), *(Text(paragraph) for paragraph in answer.paragraphs)]
+        if answer.rounds:
+            which = [
+                f"{names[p.place]}, round {p.round:,}" if len(names) > 1 else f"round {p.round:,}"
+                for p in answer.rounds
+            ]
+            out.append(Items(tuple(f"{where}: {p.text}" for where, p in zip(which, answer.rounds, strict=True))))
     found = check_texts([summary["benchctl"]["checks"] for summary in summaries], names)
     if found:
         out += [Heading("Before you read the figures"), Items(tuple(f"{level}: {text}" for level, text in found))]
@@ -41,7 +52,7 @@ def document(runs: Sequence[Run], names: Sequence[str]) -> list[Element]:
     if settings:
         rows = tuple((setting.name, *setting.values) for setting in settings)
         out += [Heading("Settings that differ"), Grid(("setting", *names), rows)]
-    out += _figures(summaries, names)
+    out += _figures(runs, summaries, names)
     out += _gaps(runs, names, longest)
     for run, name in zip(runs, names, strict=True):
         if 0 < run.read("rounds").height <= SHORT_RUN:
@@ -51,7 +62,7 @@ def document(runs: Sequence[Run], names: Sequence[str]) -> list[Element]:
     return out
 
 
-def _figures(summaries: Sequence[Summary], names: Sequence[str]) -> list[Element]:
+def _figures(runs: Sequence[Run], summaries: Sequence[Summary], names: Sequence[str]) -> list[Element]:
     flush = frozenset(range(1, len(names) + 2))
     if len(summaries) > 1:
         rows = tuple(
@@ -59,9 +70,9 @@ def _figures(summaries: Sequence[Summary], names: Sequence[str]) -> list[Element
                 f"{delta.label}{', ' + delta.unit if delta.unit else ''}",
                 *delta.values,
                 *([delta.change] if len(names) == 2 else []),
-                "" if delta.best is None else names[delta.best],
+                delta.verdict if delta.best is None else names[delta.best],
             )
-            for delta in deltas(summaries)
+            for delta in deltas(summaries, judge(runs, summaries))
         )
         head = ("figure", *names, *([f"{names[1]} against {names[0]}"] if len(names) == 2 else []), "better")
         return [Heading("Differences"), Grid(head, rows, flush - {len(head) - 1})]
@@ -70,15 +81,16 @@ def _figures(summaries: Sequence[Summary], names: Sequence[str]) -> list[Element
 
 
 def _gaps(runs: Sequence[Run], names: Sequence[str], longest: Sequence[Sequence[Any]]) -> list[Element]:
+    unit = unit_of(run.clock for run in runs)
     rows = [
-        (name, number(spike.gap_s * 1000), f"{spike.t_s:.3f}", run.labels.get(spike.request, f"#{spike.request}"), f"{spike.round:,}", spike.why)
+        (name, unit.figure(spike.gap_s * 1000), unit.figure(spike.t_s * 1000) if unit.ticks else f"{spike.t_s:.3f}", run.labels.get(spike.request, f"#{spike.request}"), f"{spike.round:,}", spike.why)
         for run, name, found in zip(runs, names, longest, strict=True)
         for spike in found[:4]
     ]  # fmt: skip
     if not rows:
         return []
-    grid = Grid(("run", "gap, ms", "at, s", "request", "round to blame", "why"), tuple(rows), frozenset({1, 2, 4}))
-    return [Heading("Longest gaps between tokens"), grid]
+    head = ("run", f"gap, {unit.latency}", "at tick" if unit.ticks else "at, s", "request", "round to blame", "why")
+    return [Heading("Longest gaps between tokens"), Grid(head, tuple(rows), frozenset({1, 2, 4}))]
 
 
 def _rounds(run: Run) -> Grid:

@@ -17,6 +17,7 @@ import polars as pl
 from reports import metrics
 from reports.run import Run
 from reports.summary import DEFAULT_METRICS, Summary, slo_ms
+from reports.units import MEASURED, Unit
 
 Figure = dict[str, Any]
 
@@ -29,6 +30,10 @@ ECDF_POINTS = 400
 def plain(text: str) -> str:
     """A text that Plotly shows as it is: Plotly reads tags and entities in labels, so both are escaped."""
     return html.escape(text, quote=False)
+
+
+def time_title(unit: Unit) -> str:
+    return "ticks of the clock" if unit.ticks else "time, s"
 
 
 def rounded(values: pl.Series, digits: int = 6) -> list[float | None]:
@@ -62,7 +67,7 @@ def thin(frame: pl.DataFrame, series: Sequence[str], limit: int = MAX_POINTS) ->
     return frame[rows.tolist()], note
 
 
-def cache_figure(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
+def cache_figure(runs: Sequence[Run], names: Sequence[str], unit: Unit = MEASURED) -> Figure | None:
     """Cumulated tokens looked up and found, over time, a pair of lines a run; what the trace offers each as a level."""
     data: list[Figure] = []
     notes: list[str] = []
@@ -98,7 +103,7 @@ def cache_figure(runs: Sequence[Run], names: Sequence[str]) -> Figure | None:
         return None
     layout: Figure = {
         "height": 320,
-        "xaxis": {"title": {"text": "time, s"}},
+        "xaxis": {"title": {"text": time_title(unit)}},
         "yaxis": {"title": {"text": "tokens"}, "rangemode": "tozero"},
     }
     return {"data": data, "layout": layout, "note": "; ".join(notes) or None}
@@ -113,13 +118,13 @@ def ecdf_points(
     return [round(float(x), 4) for x in ordered[at]], [round(float(x), 5) for x in (at + 1) / len(ordered)]
 
 
-def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figure | None:
+def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str, unit: Unit = MEASURED) -> Figure | None:
     """One metric's samples of each run as an empirical distribution, in ms, with its percentiles as marks."""
     data: list[Figure] = []
     widest, least = 0.0, np.inf
     thinned: list[str] = []
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
-        values = samples_ms(run, metric)
+        values = samples_ms(run, metric) * unit.per_ms
         if not len(values):
             continue
         x, y = ecdf_points(values)
@@ -142,7 +147,7 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figur
             {
                 "type": "scatter", "mode": "markers", "name": f"{plain(name)} percentiles", "showlegend": False, "meta": role | {"marks": True},
                 "x": [round(float(v), 4) for v in np.percentile(values, marks)] if marks else [], "y": [p / 100 for p in marks],
-                "text": [f"p{p}" for p in marks], "hovertemplate": "%{text}: %{x:,.4~g} ms<extra></extra>",
+                "text": [f"p{p}" for p in marks], "hovertemplate": f"%{{text}}: %{{x:,.4~g}} {unit.latency}<extra></extra>",
             }
         )  # fmt: skip
         widest = max(widest, float(values.max()))
@@ -150,7 +155,7 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figur
         least = min(least, float(positive.min()) if len(positive) and len(positive) == len(values) else 0.0)
     if not data:
         return None
-    axis: Figure = {"title": {"text": f"{metric.upper() if metric != 'e2el' else 'E2E latency'}, ms"}}
+    axis: Figure = {"title": {"text": f"{metric.upper() if metric != 'e2el' else 'E2E latency'}, {unit.latency}"}}
     if least > 0 and widest / least > 20:
         axis |= {"type": "log", "dtick": 1}
     else:
@@ -160,13 +165,13 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str) -> Figur
         "xaxis": axis,
         "yaxis": {"title": {"text": "share of samples"}, "range": [0, 1.02], "tickformat": ".0%"},
     }
-    limits = sorted({limits[metric] for run in runs if metric in (limits := slo_ms(run))})
+    limits = sorted({limits[metric] * unit.per_ms for run in runs if metric in (limits := slo_ms(run))})
     if limits:
         line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"dash": "dot", "width": 1.5}}
         layout["shapes"] = [line | {"x0": limit, "x1": limit, "line": dict(line["line"])} for limit in limits]  # type: ignore[call-overload]
         at = np.log10(limits) if axis.get("type") == "log" else limits
         layout["annotations"] = [
-            {"x": float(x), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left", "showarrow": False, "text": f"SLO {limit:g} ms"}
+            {"x": float(x), "yref": "paper", "y": 0, "yanchor": "bottom", "xanchor": "left", "showarrow": False, "text": f"SLO {limit:g} {unit.latency}"}
             for x, limit in zip(at, limits, strict=True)
         ]  # fmt: skip
     return {"data": data, "layout": layout, "note": "; ".join(thinned) or None}
@@ -179,7 +184,7 @@ def samples_ms(run: Run, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     return frame.collect()[metric].drop_nulls().to_numpy() * 1000
 
 
-def split_figure(summaries: Sequence[Summary], names: Sequence[str]) -> Figure | None:
+def split_figure(summaries: Sequence[Summary], names: Sequence[str], unit: Unit = MEASURED) -> Figure | None:
     """Where a request's time went, mean ms: queue + prefill + decode = E2E, and below it what of that was stalled or preempted."""
     if not any(summary["benchctl"]["latency"]["e2el"]["n"] for summary in summaries):
         return None
@@ -189,10 +194,11 @@ def split_figure(summaries: Sequence[Summary], names: Sequence[str]) -> Figure |
         ("queue", "queued", False), ("prefill", "prefill", False), ("decode", "decode", False), ("stalled", "stalled", True), ("preempted", "preempted", True),
     ):  # fmt: skip
         means = [summary["benchctl"]["latency"][phase]["mean_ms"] or 0.0 for summary in summaries]
+        means = [value * unit.per_ms for value in means]
         data.append(
             {
                 "type": "bar", "orientation": "h", "name": phase, "meta": {"c": role}, "x": [round(value, 4) for value in means],
-                "y": inside if lower else [plain(name) for name in names], "hovertemplate": phase + " %{x:,.4~g} ms<extra></extra>",
+                "y": inside if lower else [plain(name) for name in names], "hovertemplate": phase + f" %{{x:,.4~g}} {unit.latency}<extra></extra>",
             }
         )  # fmt: skip
     order = [label for name, below in zip(names, inside, strict=True) for label in (plain(name), below)]
@@ -202,14 +208,14 @@ def split_figure(summaries: Sequence[Summary], names: Sequence[str]) -> Figure |
             "height": 110 + 56 * len(names),
             "barmode": "stack",
             "bargap": 0.25,
-            "xaxis": {"title": {"text": "mean of the finished requests, ms"}},
+            "xaxis": {"title": {"text": f"mean of the finished requests, {unit.latency}"}},
             "yaxis": {"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
         },
         "note": None,
     }
 
 
-def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | None:
+def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str], unit: Unit = MEASURED) -> Figure | None:
     """The longest and the median gap between tokens over time. `gaps`: `metrics.itl` of each run, collected."""
     data: list[Figure] = []
     notes = []
@@ -228,7 +234,7 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | N
         )  # fmt: skip
         if drawn.height < frame.height:
             notes.append(
-                f"{name}: of {frame.height:,} gaps the longest of each {end / points:.3g} s, and the median beside it"
+                f"{name}: of {frame.height:,} gaps the longest of each {end / points:.3g} {unit.span}, and the median beside it"
             )
         least = min(least, float(drawn["median"].min() or 0.0))  # type: ignore[arg-type]
         most = max(most, float(drawn["itl"].max() or 0.0))  # type: ignore[arg-type]
@@ -236,26 +242,30 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str]) -> Figure | N
         data.append(
             {
                 "type": "scatter", "mode": "markers", "name": f"{plain(name)}: longest gap", "meta": {"c": role}, "marker": {"symbol": place % 6},
-                "x": rounded(drawn["t_s"]), "y": rounded(drawn["itl"] * 1000, 4), "customdata": [["round", place, number] for number in drawn["round"]],
-                "hovertemplate": "%{y:,.4~g} ms at %{x:.4~g} s, round %{customdata[2]}<extra></extra>",
+                "x": rounded(drawn["t_s"]), "y": rounded(drawn["itl"] * 1000 * unit.per_ms, 4), "customdata": [["round", place, number] for number in drawn["round"]],
+                "hovertemplate": "%{y:,.4~g} rounds, given in round %{customdata[2]}<extra></extra>" if unit.ticks else "%{y:,.4~g} ms at %{x:.4~g} s, round %{customdata[2]}<extra></extra>",
             }
         )  # fmt: skip
         data.append(
             {
                 "type": "scatter", "mode": "lines", "name": f"{plain(name)}: median gap", "meta": {"c": role, "dash": place},
-                "x": rounded(drawn["t_s"]), "y": rounded(drawn["median"] * 1000, 4), "line": {"width": 1.2, "shape": "hv"}, "hoverinfo": "skip",
+                "x": rounded(drawn["t_s"]), "y": rounded(drawn["median"] * 1000 * unit.per_ms, 4), "line": {"width": 1.2, "shape": "hv"}, "hoverinfo": "skip",
             }
         )  # fmt: skip
     if not data:
         return None
-    axis: Figure = {"title": {"text": "gap between two tokens, ms"}, "rangemode": "tozero"}
+    axis: Figure = {"title": {"text": f"gap between two tokens, {unit.latency}"}, "rangemode": "tozero"}
     if least > 0 and most / least > 20:
         axis = {"title": axis["title"], "type": "log", "dtick": 1}
-    layout: Figure = {"height": 320, "xaxis": {"title": {"text": "time, s"}, "rangemode": "tozero"}, "yaxis": axis}
+    layout: Figure = {
+        "height": 320,
+        "xaxis": {"title": {"text": time_title(unit)}, "rangemode": "tozero"},
+        "yaxis": axis,
+    }
     return {"data": data, "layout": layout, "note": "; ".join(notes) or None}
 
 
-def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figure:
+def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int, unit: Unit = MEASURED) -> Figure:
     """Blocks of a large pool, stacked over time. `frame`: t_end_s and a column for each of `roles` (column -> colour).
 
     Of a pool that is never half full the lower part is drawn; of many rounds those with extremes. The note says so.
@@ -271,13 +281,13 @@ def pool_figure(frame: pl.DataFrame, roles: dict[str, str], usable: int) -> Figu
         "data": [
             {
                 "type": "scatter", "mode": "lines", "name": name, "x": rounded(frame["t_end_s"]), "y": frame[name].to_list(), "stackgroup": "pool",
-                "line": {"width": 0, "shape": "hv"}, "meta": {"c": role}, "hovertemplate": name + ": %{y:,} at %{x:.4~g} s<extra></extra>",
+                "line": {"width": 0, "shape": "hv"}, "meta": {"c": role}, "hovertemplate": name + (": %{y:,} at tick %{x:,}<extra></extra>" if unit.ticks else ": %{y:,} at %{x:.4~g} s<extra></extra>"),
             }
             for name, role in roles.items()
         ],
         "layout": {
             "height": 280,
-            "xaxis": {"title": {"text": "time, s"}},
+            "xaxis": {"title": {"text": time_title(unit)}},
             "yaxis": {"title": {"text": "blocks"}, "range": [0, max(held * 1.1, 1) if part else usable]},
         },
         "note": note or None,

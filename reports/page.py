@@ -15,21 +15,27 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import polars as pl
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from reports import glossary
+from reports import figures as draw
+from reports import glossary, metrics
+from reports.answers import answers
 from reports.checks import Check, checks
 from reports.checks_across import checks_across
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
-from reports.page_data import DETAILS, Detail, embed
-from reports.page_pair import deltas, differing_settings, refuse_other_traces
+from reports.numbers import number, share
+from reports.page_data import DETAILS, embed
+from reports.page_pair import deltas, differing_settings, judge, refuse_other_traces, single_measured
 from reports.page_view import RunView, make_view, trace_name
+from reports.roofline import ceilings_of
 from reports.run import Run, open_runs
 from reports.summary import DEFAULT_METRICS, Summary, summarize
-from reports.terminal import MARKS, METRIC_NAMES, column_names, number, share
-from reports.verdict import cards, lines, sentences
+from reports.terminal import MARKS, METRIC_NAMES, column_names
+from reports.units import Unit
+from reports.verdict import cards, lines, sentences, unit_for
 from traces.errors import BenchctlError
 
 MAX_BYTES = 10_000_000
@@ -68,15 +74,10 @@ def render(runs: Sequence[Run], first_section: str = "") -> str:
         raise BenchctlError("there is no run to report on", fix="give one or more run folders")
     names = column_names([{"name": run.name, "path": run.shown} for run in runs])
     refuse_other_traces(runs, names)
-    summaries = [summarize(run) for run in runs]
-    views = [
-        make_view(run, name, place, summary)
-        for place, (run, name, summary) in enumerate(zip(runs, names, summaries, strict=True))
-    ]
-    figures = _figures(runs, names, summaries, views)
+    context = _context(runs, names) | {"first_section": Markup(first_section)}
     for detail in DETAILS:
-        packed = [embed(run, detail) for run in runs]
-        page = _page(runs, names, summaries, views, figures, packed, detail, first_section)
+        packed = [Markup(embed(run, detail)) for run in runs]
+        page = _template(context["unit"]).render(context, packed=packed, detail_notes=detail.notes)
         if len(page.encode()) <= MAX_BYTES:
             return page
     raise BenchctlError(
@@ -85,16 +86,7 @@ def render(runs: Sequence[Run], first_section: str = "") -> str:
     )
 
 
-def _page(
-    runs: Sequence[Run],
-    names: Sequence[str],
-    summaries: Sequence[Summary],
-    views: Sequence[RunView],
-    figures: dict[str, dict[str, Any]],
-    packed: Sequence[str],
-    detail: Detail,
-    first_section: str,
-) -> str:
+def _template(unit: Unit) -> Template:
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
@@ -102,42 +94,55 @@ def _page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "share": share, "ms": lambda seconds: number(seconds * 1000)}
+    environment.filters |= {
+        "number": number,
+        "share": share,
+        "latency": lambda seconds: unit.figure(seconds * 1000),
+        "said": lambda seconds: unit.said(seconds * 1000),
+    }
+    return environment.get_template("page.html")
+
+
+def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
+    """Everything that the template shows, but for the embedded runs."""
+    summaries = [summarize(run) for run in runs]
+    gaps = [metrics.itl(run).collect() for run in runs]
+    views = [make_view(run, names[k], k, summaries[k], gaps[k]) for k, run in enumerate(runs)]
+    figures = _figures(runs, names, summaries, views, gaps)
     several = len(runs) > 1
     meta = {"figures": figures, "stops": glossary.STOPS, "reasons": glossary.REASONS}
-    return environment.get_template("page.html").render(
-        title=f"{trace_name(runs[0])}: {' and '.join(names)}",
-        trace=trace_name(runs[0]),
-        names=names,
-        views=views,
-        packed=[Markup(text) for text in packed],
-        detail_notes=detail.notes,
-        first_section=Markup(first_section),
-        verdict=sentences(summaries, names, [view.slow for view in views], [view.spikes for view in views]),
-        cards=cards(summaries),
-        lines=lines(summaries),
-        deltas=deltas(summaries) if several else [],
-        settings=differing_settings(runs),
-        checks=[_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names),
-        axis="time" if several and runs[0].clock != "rounds" else "round",
-        figures={name: {"note": figure["note"]} for name, figure in figures.items()},
-        meta=script_json(meta),
-        metrics=[metric for metric in DEFAULT_METRICS if f"ecdf-{metric}" in figures],
-        metric_names=METRIC_NAMES,
-        formulas=[(name, *entry) for name, entry in FORMULAS.items()],
-        symbols=SYMBOLS,
-        percentile_rule=PERCENTILE_RULE,
-        glossary={
+    return {
+        "title": f"{trace_name(runs[0])}: {' and '.join(names)}",
+        "trace": trace_name(runs[0]),
+        "names": names,
+        "views": views,
+        "verdict": sentences(summaries, names, single_measured(runs)),
+        "answers": answers(runs, names, summaries, [v.slow for v in views], [v.spikes for v in views], gaps),
+        "cards": cards(summaries),
+        "lines": lines(summaries),
+        "unit": unit_for(summaries),
+        "deltas": deltas(summaries, judge(runs, summaries)) if several else [],
+        "settings": differing_settings(runs),
+        "checks": [_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names),
+        "axis": "time" if several and runs[0].clock != "rounds" else "round",
+        "figures": {name: {"note": figure["note"]} for name, figure in figures.items()},
+        "meta": script_json(meta),
+        "metrics": [metric for metric in DEFAULT_METRICS if f"ecdf-{metric}" in figures],
+        "metric_names": METRIC_NAMES,
+        "formulas": [(name, *entry) for name, entry in FORMULAS.items()],
+        "symbols": SYMBOLS,
+        "percentile_rule": PERCENTILE_RULE,
+        "glossary": {
             "decisions": glossary.DECISION_KINDS,
             "reasons": glossary.REASONS,
             "stops": glossary.STOPS,
             "block events": glossary.BLOCK_EVENTS,
         },
-        columns=glossary.columns(),
-        style=Markup(_asset("style.css")),
-        script=Markup("\n".join(_asset(f"{name}.js") for name in SCRIPTS)),
-        plotly=Markup(_plotly()),
-    )
+        "columns": glossary.columns(),
+        "style": Markup(_asset("style.css")),
+        "script": Markup("\n".join(_asset(f"{name}.js") for name in SCRIPTS)),
+        "plotly": Markup(_plotly()),
+    }
 
 
 def script_json(value: Any) -> Markup:
@@ -179,29 +184,31 @@ def _finding(check: Check, about: str) -> dict[str, str]:
 
 
 def _figures(
-    runs: Sequence[Run], names: Sequence[str], summaries: Sequence[Summary], views: Sequence[RunView]
+    runs: Sequence[Run],
+    names: Sequence[str],
+    summaries: Sequence[Summary],
+    views: Sequence[RunView],
+    gaps: Sequence[pl.DataFrame],
 ) -> dict[str, dict[str, Any]]:
     """Every Plotly figure of the page by the id of its place."""
-    from reports import figures, metrics
-    from reports.roofline import ceilings_of
-
+    unit = unit_for(summaries)
     drawn: dict[str, Any] = {
-        "cache": figures.cache_figure(runs, names),
-        "split": figures.split_figure(summaries, names),
+        "cache": draw.cache_figure(runs, names, unit),
+        "split": draw.split_figure(summaries, names, unit),
     }
     for metric in DEFAULT_METRICS:
-        drawn[f"ecdf-{metric}"] = figures.ecdf_figure(runs, names, metric)
-    drawn["itl-time"] = figures.itl_figure([metrics.itl(run).collect() for run in runs], names)
+        drawn[f"ecdf-{metric}"] = draw.ecdf_figure(runs, names, metric, unit)
+    drawn["itl-time"] = draw.itl_figure(gaps, names, unit)
     roof = ceilings_of(runs[0])
-    drawn["roofline"] = figures.roofline_figure(runs, names, (roof.flops_per_s, roof.bytes_per_s) if roof else None)
+    drawn["roofline"] = draw.roofline_figure(runs, names, (roof.flops_per_s, roof.bytes_per_s) if roof else None)
     for view in views:
         if view.pool is not None:
             owners, ages = view.pool
             usable = runs[view.index].usable_blocks or 0
-            drawn[f"pool-owners-{view.index}"] = figures.pool_figure(
-                owners, {"decoding": "decode", "prefilling": "prefill", "shared": "shared", "reusable": "cached-free", "free": "free"}, usable
+            drawn[f"pool-owners-{view.index}"] = draw.pool_figure(
+                owners, {"decoding": "decode", "prefilling": "prefill", "shared": "shared", "reusable": "cached-free", "free": "free"}, usable, unit
             )  # fmt: skip
-            drawn[f"pool-ages-{view.index}"] = figures.pool_figure(
-                ages, dict(zip(ages.columns[2:], ("age0", "age1", "age2", "age3"), strict=True)), usable
+            drawn[f"pool-ages-{view.index}"] = draw.pool_figure(
+                ages, dict(zip(ages.columns[2:], ("age0", "age1", "age2", "age3"), strict=True)), usable, unit
             )
     return {name: figure for name, figure in drawn.items() if figure is not None}

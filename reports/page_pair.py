@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reports.compare import BETTER, ONE_MEASURED, OTHER, SAME, UNKNOWN, WORSE, MetricRow, judge_runs
+from reports.compare_head import is_deterministic
+from reports.numbers import number, share
 from reports.run import Run
 from reports.summary import Summary
-from reports.terminal import METRIC_NAMES, number, share
-from reports.verdict import highest_percentile, latency
+from reports.terminal import METRIC_NAMES
+from reports.units import whole
+from reports.verdict import highest_percentile, latency, signed, unit_for
 from traces.errors import BenchctlError
 
 SILENT = ("from_run", "num_repeats", "seed", "records")  # of `config`: no figure of a page depends on them
 FACTS = ("policy", "engine", "model", "dtype", "device", "clock", "arrivals", "records", "load", "cache", "benchctl")
-SAME = 0.005  # relative difference below which figures are called equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One figure of every run. `best`: place of the best run, None where they are equal or neither is better.
+    """One figure of every run. `best`: place of the better run, None where `compare` would not call one better.
 
     `bars`: each value's share of the largest; `change`: the second against the first, where there are two.
+    `verdict`: what stands beside it: which way is better, or why none is.
     """
 
     label: str
@@ -41,7 +45,7 @@ class Delta:
     bars: tuple[float, ...]
     change: str
     best: int | None
-    wanted: str  # lower is better, higher is better, or nothing
+    verdict: str
 
 
 def refuse_other_traces(runs: Sequence[Run], names: Sequence[str]) -> None:
@@ -134,45 +138,98 @@ def _machine(hardware: Any) -> str:
 LOWER, HIGHER, NEITHER = "lower is better", "higher is better", ""
 
 
-def deltas(summaries: Sequence[Summary]) -> list[Delta]:
-    """The figures that decide between runs, at the highest percentile that all of them carry."""
+def judge(runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, MetricRow] | None:
+    """What `compare` says of two runs, key -> row; None for more than two."""
+    return judge_runs(runs[0], runs[1], summaries) if len(runs) == 2 else None
+
+
+def single_measured(runs: Sequence[Run]) -> bool:
+    """Whether times or decisions hang on a clock that measures, so that a difference of single runs proves little."""
+    return not all(is_deterministic(run) for run in runs)
+
+
+def deltas(summaries: Sequence[Summary], judged: dict[str, MetricRow] | None) -> list[Delta]:
+    """The figures that decide between runs, at the highest percentile that all of them carry.
+
+    `judged`: of two runs (`judge`). Of more none is called better: `compare` takes two sides, each with its repeats.
+    """
     ours = [summary["benchctl"] for summary in summaries]
+    unit = unit_for(summaries)
     out: list[Delta] = []
 
-    def add(label: str, unit: str, values: Sequence[float | int | None], wanted: str, as_share: bool = False) -> None:
+    def add(
+        label: str, in_unit: str, values: Sequence[float | int | None], key: str, wanted: str, as_share: bool = False
+    ) -> None:
         known = [value for value in values if value is not None]
         if len(known) < len(values) or not any(known):
             return
         most = max(abs(value) for value in known)
-        best = None
-        if wanted and most and max(known) - min(known) > SAME * most:
-            best = known.index(min(known) if wanted == LOWER else max(known))
         text = tuple(share(value) if as_share else number(value) for value in values)
-        out.append(
-            Delta(
-                label, unit, text, tuple(abs(value) / most for value in known), _change(known, as_share), best, wanted
-            )
-        )
+        best, verdict = _best(judged, key, wanted)
+        bars = tuple(abs(value) / most for value in known)
+        out.append(Delta(label, in_unit, text, bars, _change(known, as_share), best, verdict))
+
+    def times(values: Sequence[float | None]) -> list[float | int | None]:
+        return [unit.of_ms(value) for value in values]
 
     for metric in ("ttft", "tpot", "itl", "e2el"):
         percents = ["p50", *([high] if (high := highest_percentile(summaries, metric)) not in (None, "p50") else [])]
         for percent in percents:
-            add(f"{METRIC_NAMES[metric]} {percent}", "ms", [latency(s, metric, str(percent)) for s in summaries], LOWER)
+            values = times([latency(s, metric, str(percent)) for s in summaries])
+            add(f"{METRIC_NAMES[metric]} {percent}", unit.latency, values, f"{metric}.{percent}", LOWER)
     for phase in ("queue", "stalled", "preempted"):
-        add(f"{phase} time of a request, mean", "ms", [o["latency"][phase]["mean_ms"] for o in ours], LOWER)
-    add("output throughput", "tokens/s", [s["output_throughput"] for s in summaries], HIGHER)
+        means = times([o["latency"][phase]["mean_ms"] for o in ours])
+        add(f"{phase} time of a request, mean", unit.latency, means, f"{phase}.mean", LOWER)
+    add(
+        "output throughput",
+        f"tokens/{unit.per_second}",
+        [s["output_throughput"] for s in summaries],
+        "output_throughput",
+        HIGHER,
+    )
     if any(o["slo"] for o in ours):
-        add("goodput", "requests/s", [s["request_goodput"] for s in summaries], HIGHER)
-        add("SLO attainment", "", [o["slo"]["attainment"] if o["slo"] else None for o in ours], HIGHER, as_share=True)
-    add("duration", "s", [s["duration"] for s in summaries], LOWER)
-    add("rounds", "", [o["rounds"]["rounds"]["total"] for o in ours], NEITHER)
-    add("mixed rounds", "", [o["rounds"]["mixed_share"] for o in ours], NEITHER, as_share=True)
-    add("preemptions", "", [o["counters"]["preemptions"] for o in ours], LOWER)
-    add("recomputed tokens", "", [o["counters"]["recomputed_tokens"] for o in ours], LOWER)
-    add("evictions", "blocks", [o["counters"]["evictions"] for o in ours], NEITHER)
-    add("prefix hit rate", "", [o["prefix_cache"]["hit_rate"] for o in ours], HIGHER, as_share=True)
-    add("refused or unfinished", "requests", [s["failed"] for s in summaries], LOWER)
+        goodput = [s["request_goodput"] for s in summaries]
+        add("goodput", f"requests/{unit.per_second}", goodput, "request_goodput", HIGHER)
+        attained = [o["slo"]["attainment"] if o["slo"] else None for o in ours]
+        add("SLO attainment", "", attained, "request_goodput", HIGHER, as_share=True)
+    spans = [whole(s["duration"]) if unit.ticks else s["duration"] for s in summaries]
+    add("duration", unit.span, spans, "duration", LOWER)
+    add("rounds", "", [o["rounds"]["rounds"]["total"] for o in ours], "rounds.total", NEITHER)
+    add("mixed rounds", "", [o["rounds"]["mixed_share"] for o in ours], "rounds.mixed", NEITHER, as_share=True)
+    add("preemptions", "", [o["counters"]["preemptions"] for o in ours], "preemptions", LOWER)
+    add("recomputed tokens", "", [o["counters"]["recomputed_tokens"] for o in ours], "recomputed_tokens", LOWER)
+    add("evictions", "blocks", [o["counters"]["evictions"] for o in ours], "evictions", LOWER)
+    add("prefix hit rate", "", [o["prefix_cache"]["hit_rate"] for o in ours], "hit_rate", HIGHER, as_share=True)
+    add("refused or unfinished", "requests", [s["failed"] for s in summaries], "finished", LOWER)
     return out
+
+
+def _best(judged: dict[str, MetricRow] | None, key: str, wanted: str) -> tuple[int | None, str]:
+    """The better of two runs, and the words beside it."""
+    if judged is None:
+        return None, wanted
+    row = judged.get(key)
+    if row is None:
+        return None, "not judged"
+    if row.verdict in (BETTER, WORSE):
+        return (1 if row.verdict == BETTER else 0), wanted
+    if row.verdict == SAME:
+        return None, f"no difference{f': {row.why}' if row.why else ''}"
+    if row.verdict == OTHER:
+        return None, "neither"
+    assert row.verdict == UNKNOWN, row.verdict
+    few = row.why.endswith("too few for an interval")
+    return None, "can't tell" + (
+        " beyond these few requests" if few else f": {SHORTER.get(row.why.split(':')[0], row.why)}"
+    )
+
+
+# Why compare can't tell, for a narrow column; the page says it in full above the table.
+SHORTER = {
+    ONE_MEASURED: "one measured run of each",
+    f"{ONE_MEASURED}, and timing alone may move a count": "one measured run of each; timing alone may move a count",
+    "the interval holds 0": "too few requests for so small a difference",
+}
 
 
 def _change(values: Sequence[float], as_share: bool) -> str:
@@ -182,8 +239,8 @@ def _change(values: Sequence[float], as_share: bool) -> str:
     if first == second:
         return "same"
     if as_share:
-        return f"{(second - first) * 100:+.1f} points"
+        return signed(f"{(second - first) * 100:+.1f} points")
     if not first:
         return "from 0"
     ratio = second / first
-    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else f"{ratio - 1:+.1%}"
+    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else signed(f"{ratio - 1:+.1%}")

@@ -45,12 +45,13 @@ class RunView:
     manifest: str
 
 
-def make_view(run: Run, name: str, place: int, summary: Summary) -> RunView:
+def make_view(run: Run, name: str, place: int, summary: Summary, gaps: pl.DataFrame) -> RunView:
+    """`gaps`: `metrics.itl` of the run, collected."""
     num_rounds = run.read("rounds").height
     manifest = json.dumps(run.manifest, indent=2, ensure_ascii=False, default=str)
     command, differs = run.manifest.get("command"), run.manifest.get("policy_differs")
     has_map = bool(run.has("blocks") and run.usable_blocks and run.usable_blocks <= MAX_BLOCKS and num_rounds)
-    found = spikes(run)
+    found = spikes(run, gaps=gaps)
     slow = slow_starts(run)
     named = {spike.request for spike in found} | set(slow.worst if slow else ())
     return RunView(

@@ -5,7 +5,9 @@ Ceilings are figures measured on such a device, not those of a data sheet; a dev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -47,6 +49,33 @@ class Use:
 
 
 def ceilings_of(run: Run) -> Ceilings | None:
+    """What was measured on the run's own device, if it was; else what is known of such a device."""
+    return measured(run.manifest) or known(run)
+
+
+def measured(manifest: Mapping[str, Any]) -> Ceilings | None:
+    """From `benchctl doctor --measure`: the copy, and the fastest product in the run's dtype."""
+    found, dtype = manifest.get("ceilings"), manifest.get("dtype")
+    if not isinstance(found, dict):
+        return None
+    try:
+        products = {
+            int(name.rpartition("_")[2]): float(entry["value"])
+            for name, entry in found.items()
+            if name.startswith(f"gemm_{dtype}_")
+        }
+        best = max(products, key=lambda n: products[n])
+        copy = float(found["copy"]["value"])
+        source = (
+            f"{dtype} matrix product of {best} × {best} random values and a copy of {found['copy']['size_bytes'] / 2**30:.3g} GiB, read "
+            f"and written, on this device ({found.get('device')}, {found.get('measured')})"
+        )
+    except (ValueError, KeyError, TypeError):  # no product in this dtype, or a file of someone else's
+        return None
+    return Ceilings(products[best], copy, source) if products[best] > 0 and copy > 0 else None
+
+
+def known(run: Run) -> Ceilings | None:
     hardware = run.manifest.get("hardware")
     gpu = hardware.get("gpu") if isinstance(hardware, dict) else None
     return CEILINGS.get(str(gpu.get("name"))) if isinstance(gpu, dict) else None

@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from reports import records
+from reports.numbers import plural
 from reports.packed import origin_of
 from reports.run import MANIFEST_FILE, Run, find_runs, open_run
 from traces.errors import BenchctlError
@@ -50,14 +51,22 @@ def _without_manifest(folder: Path) -> list[Path]:
 
 def _open(folder: Path, scratch: Path) -> Run:
     manifest, damage = _manifest(folder)
-    good, bad = _readable_parts(folder)
-    if bad is not None:
-        damage.append(f"{bad}; shown are the {len(good):,} part{'' if len(good) == 1 else 's'} before it")
+    damage += _missing(folder, manifest)
+    tables: tuple[str, ...] = tuple(records.TABLES)
+    good, bad = _readable_parts(folder, tables)
+    if bad is not None and good:
+        damage.append(f"{bad}; shown {'are' if len(good) > 1 else 'is'} the {plural(len(good), 'part')} before it")
+    elif bad is not None:
+        # Without a whole part the smaller tables may still tell how the run went.
+        tables = records.RECORDED["summary"]
+        good, _ = _readable_parts(folder, tables)
+        damage.append(f"{bad}; shown is what {', '.join(tables)} tell" if good else bad)
+        manifest |= {"records": "summary"}
     if not damage:
         return Run(folder, manifest, origin_of(folder))
     if not good:
         raise BenchctlError(
-            f"nothing of this run can be shown: {'; '.join(damage)}", where=str(folder), fix="replay again"
+            f"nothing of this run can be shown: {'; '.join(damage)}", where=str(origin_of(folder)), fix="replay again"
         )
     manifest |= {"damage": damage}
     if bad is None:
@@ -65,11 +74,25 @@ def _open(folder: Path, scratch: Path) -> Run:
     copy = scratch / folder.name
     copy.mkdir(parents=True)
     for part in good:
-        for table in records.TABLES:
+        for table in tables:
             file = folder / f"{table}-{part}.parquet"
             if file.exists():
                 shutil.copyfile(file, copy / file.name)
     return Run(copy, manifest, origin_of(folder))
+
+
+def _missing(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    """Files that a run which has ended must have: every part has every table that was recorded. A killed run may lack some."""
+    if manifest.get("status") in (None, "running") or manifest.get("records") not in records.RECORDED:
+        return []
+    there = {file.name for file in folder.glob("*.parquet")}
+    tables = records.RECORDED[manifest["records"]]
+    numbers = {name.rsplit("-", 1)[-1].removesuffix(".parquet") for name in there}
+    lost = sorted(name for n in numbers for table in tables if (name := f"{table}-{n}.parquet") not in there)
+    if not lost:
+        return []
+    more = f" and {len(lost) - 1:,} more are" if len(lost) > 1 else " is"
+    return [f"the run has ended, and {lost[0]}{more} missing"]
 
 
 def _manifest(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -90,11 +113,11 @@ def _manifest(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return manifest, []
 
 
-def _readable_parts(folder: Path) -> tuple[list[str], str | None]:
-    """Parts up to the first of which a table cannot be read whole, and what is wrong with that one."""
+def _readable_parts(folder: Path, tables: tuple[str, ...]) -> tuple[list[str], str | None]:
+    """Parts up to the first of which one of the tables cannot be read whole, and what is wrong with that one."""
     good: list[str] = []
     for part in records.parts(folder):
-        for table in records.TABLES:
+        for table in tables:
             file = folder / f"{table}-{part}.parquet"
             if not file.exists():
                 continue

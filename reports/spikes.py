@@ -17,7 +17,10 @@ SLOWEST = 0.1  # share of the finished requests, by TTFT, whose waiting is expla
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """One of the longest gaps between two tokens of a request. `round`: the one to blame, and `why` in words."""
+    """One of the longest gaps between two tokens of a request. `round`: the one to blame, and `why` in words.
+
+    `cause`: preempted (it lost its blocks), passed (rounds did not compute it) or own (its own round was long).
+    """
 
     request: int
     index: int  # of the later token
@@ -25,6 +28,7 @@ class Spike:
     gap_s: float
     round: int
     why: str
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> l
     out: list[Spike] = []
     seen: set[int] = set()
     usual = float(frame["itl"].median() or 0.0)  # type: ignore[arg-type]
-    for row in frame.sort("itl", "t_s", descending=[True, False], maintain_order=True).head(400).iter_rows(named=True):
+    # Of those that one round ended the longest alone: a round ends a gap of every sequence that decodes in it.
+    order = frame.sort("itl", "t_s", descending=[True, False], maintain_order=True)
+    for row in order.unique("round", keep="first", maintain_order=True).head(400).iter_rows(named=True):
         if row["itl"] <= 1.5 * usual:
             break
         last = int(np.searchsorted(numbers, row["round"]))
@@ -77,7 +83,8 @@ def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> l
         seen.add(blamed)
         lost, why = _why(run, rounds, row["request"], first, last, blamed)
         to_blame = int(numbers[blamed]) if lost is None else lost
-        out.append(Spike(row["request"], row["index"], row["t_s"], row["itl"], to_blame, why))
+        cause = "preempted" if lost is not None else "own" if why.startswith("its own round") else "passed"
+        out.append(Spike(row["request"], row["index"], row["t_s"], row["itl"], to_blame, why, cause))
         if len(out) == limit:
             break
     return out
@@ -96,8 +103,10 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
     )
     lost = mine.filter(pl.col("kind") == "preempt")
     decodes = f"{row['decode_tokens']:,} decode{'' if row['decode_tokens'] == 1 else 's'}"
-    tokens = f"{row['prefill_tokens']:,} prefill tokens" if row["prefill_tokens"] else decodes
-    took = f"{(row['t_end_s'] - row['t_start_s']) * 1000:,.1f} ms"
+    fed = row["prefill_tokens"]
+    tokens = f"{fed:,} prefill token{'' if fed == 1 else 's'}" if fed else decodes
+    # On a clock of equal ticks no round is the longest, and its length says nothing.
+    took = "" if run.clock == "rounds" else f", took {(row['t_end_s'] - row['t_start_s']) * 1000:,.1f} ms"
     if lost.height:
         other = lost["other"][0]
         whom = f" for {run.labels.get(other, f'#{other}')}" if other is not None and other != request else ""
@@ -107,9 +116,11 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
         return lost["round"][0], f"{what} in round {lost['round'][0]:,}{whom}{until}"
     passed = last - first
     if passed > 0 and row["round"] != numbers[last]:
-        others = "1 round" if passed == 1 else f"{passed:,} rounds"
-        return None, f"{others} did not compute it; the longest, a {row['kind']} round of {tokens}, took {took}"
-    return None, f"its own round, {row['kind']} with {tokens}, took {took}" + (
+        if passed == 1:
+            return None, f"1 round did not compute it: a {row['kind']} round of {tokens}{took}"
+        which = "the first" if run.clock == "rounds" else "the longest"
+        return None, f"{passed:,} rounds did not compute it; {which}, a {row['kind']} round of {tokens}{took}"
+    return None, f"its own round, {row['kind']} with {tokens}{took}" + (
         f"; {passed:,} more did not compute it" if passed else ""
     )
 

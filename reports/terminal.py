@@ -10,30 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from reports.numbers import NOT_MEASURED as NOT_MEASURED
+from reports.numbers import number as number
+from reports.numbers import share as share
 from reports.rounds import round_texts
 from reports.run import Run
 from reports.summary import DEFAULT_METRICS, Summary
+from reports.units import unit_of, whole
 
 MAX_ROUNDS = 200
-NOT_MEASURED = "–"
 METRIC_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 MARKS = {"error": ("✗", "red"), "warn": ("!", "yellow"), "info": ("·", "dim")}
-
-
-def number(value: float | int | None, digits: int | None = None) -> str:
-    """Three or so significant digits, thousands separated; an en dash for what was not measured."""
-    if value is None:
-        return NOT_MEASURED
-    if isinstance(value, int):
-        return f"{value:,}"
-    if digits is None:
-        size = abs(value)
-        digits = 0 if size >= 1000 or value == 0 else 1 if size >= 100 else 2 if size >= 0.1 else 4
-    return f"{value:,.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
 def summary_table(
@@ -41,45 +28,60 @@ def summary_table(
 ) -> RenderableType:
     """Runs side by side, one column each, with what a reader has to know below.
 
-    A percentile that its n does not carry is a dash.
+    A percentile that its n does not carry is a dash; what is a dash in every run has no row.
     """
     ours = [summary["benchctl"] for summary in summaries]
+    unit = unit_of(entry["run"]["clock"] for entry in ours)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="bold")
     table.add_column("")
     for name in column_names([entry["run"] for entry in ours]):
         table.add_column(escape(name), justify="right", overflow="fold")
 
-    def row(label: str, cell: Callable[[Summary, dict[str, Any]], str]) -> None:
-        table.add_row(label, *(cell(summary, entry) for summary, entry in zip(summaries, ours, strict=True)))
+    def row(label: str, cell: Callable[[Summary, dict[str, Any]], str]) -> bool:
+        """Whether any run has it."""
+        cells = [cell(summary, entry) for summary, entry in zip(summaries, ours, strict=True)]
+        known = any(text != NOT_MEASURED for text in cells)
+        if known:
+            table.add_row(label, *cells)
+        return known
 
     def section(title: str) -> None:
         table.add_row(f"[bold]{title}[/bold]")
 
     row("status", lambda s, b: str(b["run"]["status"]))
-    row("duration, s", lambda s, b: number(s["duration"], 3))
+    row(f"duration, {unit.span}", lambda s, b: number(whole(s["duration"])) if unit.ticks else number(s["duration"], 3))
     section("requests")
     for status in ("finished", "rejected", "unfinished"):
         row(f"  {status}", lambda s, b, status=status: number(b["requests"][status]))  # type: ignore[misc]
     percents = _percents(ours)
     for metric in percentile_metrics:
-        section(f"{METRIC_NAMES.get(metric, metric)}, ms")
-        for percent in percents:
-            row(f"  {percent}", lambda s, b, m=metric, p=percent: number(b["latency"][m][f"{p}_ms"]))  # type: ignore[misc]
-        row("  n", lambda s, b, m=metric: number(b["latency"][m]["n"]))  # type: ignore[misc]
+        section(f"{METRIC_NAMES.get(metric, metric)}, {unit.latency}")
+        few = [
+            percent
+            for percent in percents
+            if not row(f"  {percent}", lambda s, b, m=metric, p=percent: unit.figure(b["latency"][m][f"{p}_ms"]))  # type: ignore[misc]
+        ]
+        label = f"  n (too few for {', '.join(few)})" if few else "  n"
+        row(label, lambda s, b, m=metric: number(b["latency"][m]["n"]))  # type: ignore[misc]
     section("throughput")
-    row("  requests/s", lambda s, b: number(s["request_throughput"]))
-    row("  output tokens/s", lambda s, b: number(s["output_throughput"]))
-    row("  total tokens/s", lambda s, b: number(s["total_token_throughput"]))
-    row("  output tokens/s, steady", lambda s, b: number(b["steady"]["output_throughput"] if b["steady"] else None))
+    row(f"  requests/{unit.per_second}", lambda s, b: number(s["request_throughput"]))
+    row(f"  output tokens/{unit.per_second}", lambda s, b: number(s["output_throughput"]))
+    row(f"  total tokens/{unit.per_second}", lambda s, b: number(s["total_token_throughput"]))
     row(
-        "  steady window, s",
+        f"  output tokens/{unit.per_second}, steady",
+        lambda s, b: number(b["steady"]["output_throughput"] if b["steady"] else None),
+    )
+    row(
+        f"  steady window, {unit.span}",
         lambda s, b: (
-            f"{number(b['steady']['begin_s'])}–{number(b['steady']['end_s'])}" if b["steady"] else NOT_MEASURED
+            f"{unit.figure(b['steady']['begin_s'] * 1000) if unit.ticks else number(b['steady']['begin_s'])}–{unit.figure(b['steady']['end_s'] * 1000) if unit.ticks else number(b['steady']['end_s'])}"
+            if b["steady"]
+            else NOT_MEASURED
         ),
     )
     row("  peak concurrency", lambda s, b: number(s["max_concurrent_requests"]))
     if any(entry["slo"] for entry in ours):
-        row("  goodput, requests/s", lambda s, b: number(s["request_goodput"]))
+        row(f"  goodput, requests/{unit.per_second}", lambda s, b: number(s["request_goodput"]))
         row("  SLO attainment", lambda s, b: share(b["slo"]["attainment"] if b["slo"] else None))
     section("rounds")
     for kind in ("total", "prefill", "decode", "mixed", "empty"):

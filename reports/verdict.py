@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.spikes import SlowStart, Spike
+from reports.numbers import NOT_MEASURED, number, plural, share
 from reports.summary import Summary
-from reports.terminal import METRIC_NAMES, NOT_MEASURED, number, share
+from reports.terminal import METRIC_NAMES
+from reports.units import Unit, unit_of, whole
 
 WORTH_SAYING = 0.005  # share of all latency below which a phase is left out of the sentences
 PERCENTS = ("p99", "p95", "p90", "p50")
@@ -45,132 +46,115 @@ def latency(summary: Summary, metric: str, stat: str) -> float | None:
     return None if value is None else float(value)
 
 
-def sentences(
-    summaries: Sequence[Summary],
-    names: Sequence[str],
-    slow: Sequence[SlowStart | None] = (),
-    longest: Sequence[Sequence[Spike]] = (),
-) -> list[str]:
-    """Up to three: what finished and how fast; first tokens and what held them up; gaps between tokens and what made them.
+def unit_for(summaries: Sequence[Summary]) -> Unit:
+    return unit_of(summary["benchctl"]["run"]["clock"] for summary in summaries)
 
-    `slow`, `longest`: for each run what its slowest first tokens waited for, and its longest gaps; without them no causes are given.
+
+def sentences(summaries: Sequence[Summary], names: Sequence[str], unsure: bool = False) -> list[str]:
+    """Up to three: what finished and how fast; first tokens and their queue; gaps between tokens and what running requests paid.
+
+    Why they are so is said by `answers`. `unsure`: single runs on a clock that measures, so that a repeat may turn a
+    difference round; it is said.
     """
-    slow = list(slow) or [None] * len(summaries)
-    longest = list(longest) or [[] for _ in summaries]
-    out = [_finished(summaries, names)]
-    first = [_compared(summaries, names, "ttft"), *_waits(summaries, names, slow)]
-    gaps = [_compared(summaries, names, "itl"), *_gap_causes(summaries, names, longest)]
+    unit = unit_for(summaries)
+    out = [_finished(summaries, names, unit)]
+    first = [_compared(summaries, names, "ttft", unit), _queues(summaries, names, unit)]
+    gaps = [_compared(summaries, names, "itl", unit), *_paid(summaries, names, unit)]
     for parts in (first, gaps):
         said = [part for part in parts if part]
         if said:
             out.append(_capital("; ".join(said)) + ".")
+    if unsure and len(summaries) > 1:
+        out[-1] += " Each policy ran once and its times were measured, so a repeat may turn small differences round."
     return out
 
 
 def _capital(text: str) -> str:
     """The sentence begins with a capital, unless with the name of a metric or a run."""
-    return text[0].upper() + text[1:] if text.startswith(("under ", "running ", "both ")) else text
+    return text[0].upper() + text[1:] if text.startswith(("under ", "running ", "both ", "the ")) else text
 
 
-def _finished(summaries: Sequence[Summary], names: Sequence[str]) -> str:
+def _finished(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) -> str:
     parts = []
     for summary, name in zip(summaries, names, strict=True):
         requests, slo = summary["benchctl"]["requests"], summary["benchctl"]["slo"]
         rate = summary["output_throughput"]
-        speed = f", {number(rate)} output tokens/s" if rate is not None else ""
+        speed = f", {number(rate)} output tokens a {'round' if unit.ticks else 'second'}" if rate is not None else ""
         met = f", {share(slo['attainment'])} of all within the SLOs" if slo and slo["attainment"] is not None else ""
         parts.append(
-            f"{name} finished {requests['finished']:,} of {requests['total']:,} requests in {number(summary['duration'])} s{speed}{met}"
+            f"{name} finished {requests['finished']:,} of {plural(requests['total'], 'request')} in {unit.duration(summary['duration'])}{speed}{met}"
         )
     return "; ".join(parts) + "."
 
 
-def _compared(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> str | None:
+def _compared(summaries: Sequence[Summary], names: Sequence[str], metric: str, unit: Unit) -> str | None:
     """One metric at the highest percentile that all carry: the value of one run, the difference of two, the order of more."""
     percent = highest_percentile(summaries, metric)
     if percent is None:
         return None
     title = f"{METRIC_NAMES[metric]} {percent}"
     if len(summaries) == 2:
-        return _difference(summaries, names, metric)
+        return _difference(summaries, names, metric, unit)
     values = [latency(summary, metric, percent) or 0.0 for summary in summaries]
     if len(summaries) == 1:
-        return f"{title} is {number(values[0])} ms"
+        return f"{title} is {unit.said(values[0])}"
     order = sorted(range(len(values)), key=values.__getitem__)
-    return f"{title}, lowest first: " + ", ".join(f"{names[i]} {number(values[i])} ms" for i in order)
+    return f"{title}, lowest first: " + ", ".join(f"{names[i]} {unit.said(values[i])}" for i in order)
 
 
-def _worst(summaries: Sequence[Summary], metric: str) -> int | None:
-    """The run whose figure is the largest; None where they are equal."""
-    percent = highest_percentile(summaries, metric)
-    values = [latency(summary, metric, percent) or 0.0 for summary in summaries] if percent else []
-    if not values or (len(values) > 1 and len(set(values)) == 1):
+def _queues(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) -> str | None:
+    """Mean time in the queue of each run."""
+    means = [summary["benchctl"]["latency"]["queue"]["mean_ms"] for summary in summaries]
+    if any(mean is None for mean in means):
         return None
-    return max(range(len(values)), key=values.__getitem__)
+    if len(names) == 1:
+        return f"requests queued for {unit.said(means[0])} on average"
+    return "requests queued for " + ", ".join(
+        f"{unit.said(mean)} {'on average ' if not place else ''}under {name}"
+        for place, (mean, name) in enumerate(zip(means, names, strict=True))
+    )
 
 
-def _waits(summaries: Sequence[Summary], names: Sequence[str], slow: Sequence[SlowStart | None]) -> list[str]:
-    """What held the first tokens up in the run where they came latest."""
-    worst = _worst(summaries, "ttft")
-    found = slow[worst] if worst is not None else None
-    if worst is None or found is None:
-        return []
-    under = f" under {names[worst]}" if len(names) > 1 else ""
-    text = f"the slowest {found.num_requests:,} first tokens{under} queued for {number(found.queue_s * 1000)} of their {number(found.ttft_s * 1000)} ms on average"
-    if found.stops and found.queue_s > 0.2 * found.ttft_s:
-        reason, rounds = found.stops[0]
-        text += f", while admission stopped for {reason} in {share(rounds / found.num_rounds)} of the rounds that passed them by"
-    return [text]
-
-
-def _gap_causes(summaries: Sequence[Summary], names: Sequence[str], longest: Sequence[Sequence[Spike]]) -> list[str]:
-    """What running requests paid, for each run, and the round that made the longest gap of the worst one."""
+def _paid(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) -> list[str]:
+    """What running requests paid, for each run."""
     out = []
     for summary, name in zip(summaries, names, strict=True):
-        costs = _costs(summary)
+        costs = _costs(summary, unit)
         if costs:
             out.append(f"under {name} " + " and ".join(costs) if len(names) > 1 else " and ".join(costs))
-    tops = [(spikes[0].gap_s, place) for place, spikes in enumerate(longest) if spikes]
-    if tops:
-        gap, place = max(tops)
-        spike = longest[place][0]
-        under = f" under {names[place]}" if len(names) > 1 else ""
-        out.append(
-            f"the longest gap{under}, {number(gap * 1000)} ms, is the work of round {spike.round:,}: {spike.why}"
-        )
     return out
 
 
-def _difference(summaries: Sequence[Summary], names: Sequence[str], metric: str) -> str | None:
+def _difference(summaries: Sequence[Summary], names: Sequence[str], metric: str, unit: Unit) -> str | None:
     percent = highest_percentile(summaries, metric)
     if percent is None:
         return None
     values = [latency(summary, metric, percent) or 0.0 for summary in summaries]
     title = f"{METRIC_NAMES[metric]} {percent}"
-    if values[0] == values[1]:
-        return f"{title} is the same, {number(values[0])} ms"
+    if unit.figure(values[0]) == unit.figure(values[1]):
+        return f"{title} is the same, {unit.said(values[0])}"
     low = 0 if values[0] < values[1] else 1
-    by = (
-        f"{values[1 - low] / values[low]:.1f} times"
-        if values[low] > 0 and values[1 - low] >= 2 * values[low]
-        else f"{1 - values[low] / values[1 - low]:.0%}"
-    )
-    return f"{title} is {by} lower under {names[low]}: {number(values[low])} ms against {number(values[1 - low])}"
+    if values[low] > 0 and values[1 - low] >= 2 * values[low]:
+        by = f"{values[1 - low] / values[low]:.1f} times"
+    else:
+        less = 1 - values[low] / values[1 - low]
+        by = f"{less:.0%}" if less >= 0.01 else "less than 1%"
+    return f"{title} is {by} lower under {names[low]}: {unit.said(values[low])} against {unit.figure(values[1 - low])}"
 
 
-def _costs(summary: Summary) -> list[str]:
+def _costs(summary: Summary, unit: Unit) -> list[str]:
     ours = summary["benchctl"]
     parts = []
-    spread, whole = ours["latency"]["stalled"], ours["latency"]["e2el"]
-    if spread["n"] and spread["mean_ms"] >= WORTH_SAYING * whole["mean_ms"] > 0:
+    spread, everything = ours["latency"]["stalled"], ours["latency"]["e2el"]
+    if spread["n"] and spread["mean_ms"] >= WORTH_SAYING * everything["mean_ms"] > 0:
         total = spread["mean_ms"] * spread["n"] / 1000
         parts.append(
-            f"running requests stood still for {number(total)} s in all ({share(spread['mean_ms'] / whole['mean_ms'])} of all latency)"
+            f"running requests stood still for {unit.duration(total)} in all ({share(spread['mean_ms'] / everything['mean_ms'])} of all latency)"
         )
     counters = ours["counters"]
     if counters["preemptions"]:
         times = "one preemption" if counters["preemptions"] == 1 else f"{counters['preemptions']:,} preemptions"
-        parts.append(f"{times} made {counters['recomputed_tokens']:,} tokens be computed again")
+        parts.append(f"{times} made {plural(counters['recomputed_tokens'], 'token')} be computed again")
     return parts
 
 
@@ -180,15 +164,13 @@ def cards(summaries: Sequence[Summary]) -> list[Card]:
     def card(title: str, unit: str, values: Sequence[str]) -> Card:
         return Card(title, unit, tuple(values))
 
-    out = [card("Output throughput", "tokens/s", [number(s["output_throughput"]) for s in summaries])]
+    unit = unit_for(summaries)
+    out = [card("Output throughput", f"tokens/{unit.per_second}", [number(s["output_throughput"]) for s in summaries])]
     for metric in ("ttft", "itl", "e2el"):
         percent = highest_percentile(summaries, metric)
         if percent:
-            out.append(
-                card(
-                    f"{METRIC_NAMES[metric]} {percent}", "ms", [number(latency(s, metric, percent)) for s in summaries]
-                )
-            )
+            values = [unit.figure(latency(s, metric, percent)) for s in summaries]
+            out.append(card(f"{METRIC_NAMES[metric]} {percent}", unit.latency, values))
     ours = [summary["benchctl"] for summary in summaries]
     out.append(card("Preemptions", "", [number(o["counters"]["preemptions"]) for o in ours]))
     out.append(card("Prefix hit rate", "", [share(o["prefix_cache"]["hit_rate"]) for o in ours]))
@@ -203,6 +185,11 @@ def cards(summaries: Sequence[Summary]) -> list[Card]:
     return out
 
 
+def signed(text: str) -> str:
+    """With a minus sign in place of a hyphen; nothing has no sign."""
+    return text[1:] if text[1:] == "0.0%" else text.replace("-", "\N{MINUS SIGN}")
+
+
 def _change(values: Sequence[float | None]) -> str:
     if len(values) != 2:
         return ""
@@ -213,12 +200,13 @@ def _change(values: Sequence[float | None]) -> str:
         return "same"
     if not first:
         return ""
-    return f"{(second - first) / first:+.1%}"
+    return signed(f"{(second - first) / first:+.1%}")
 
 
 def lines(summaries: Sequence[Summary]) -> list[Line]:
     """The summary table, every figure that the terminal prints and the split of latency."""
     ours = [summary["benchctl"] for summary in summaries]
+    unit = unit_for(summaries)
     out: list[Line] = []
 
     def row(label: str, values: Sequence[float | int | None], as_share: bool = False) -> None:
@@ -235,27 +223,31 @@ def lines(summaries: Sequence[Summary]) -> list[Line]:
     out.append(Line("Requests"))
     for status in ("finished", "rejected", "unfinished"):
         row(status, of("requests", status))
-    row("duration, s", [s["duration"] for s in summaries])
+
+    def spans(label: str, seconds: Sequence[float | None]) -> None:
+        row(label, [whole(value) if unit.ticks and value is not None else value for value in seconds])
+
+    spans(f"duration, {unit.span}", [s["duration"] for s in summaries])
     for metric in ("ttft", "tpot", "itl", "e2el"):
-        out.append(Line(f"{METRIC_NAMES[metric]}, ms"))
+        out.append(Line(f"{METRIC_NAMES[metric]}, {unit.latency}"))
         for stat in ("mean", "p50", "p90", "p95", "p99"):
-            row(stat, of("latency", metric, f"{stat}_ms"))
+            row(stat, [unit.of_ms(value) for value in of("latency", metric, f"{stat}_ms")])
         row("n", of("latency", metric, "n"))
-    out.append(Line("Where a request's time went, mean ms"))
+    out.append(Line(f"Where a request's time went, mean {unit.latency}"))
     for metric in ("queue", "prefill", "decode", "stalled", "preempted", "dispatch"):
-        row(metric, of("latency", metric, "mean_ms"))
+        row(metric, [unit.of_ms(value) for value in of("latency", metric, "mean_ms")])
     out.append(Line("Throughput"))
     for key, label in (
-        ("request_throughput", "requests/s"),
-        ("output_throughput", "output tokens/s"),
-        ("total_token_throughput", "total tokens/s"),
+        ("request_throughput", f"requests/{unit.per_second}"),
+        ("output_throughput", f"output tokens/{unit.per_second}"),
+        ("total_token_throughput", f"total tokens/{unit.per_second}"),
     ):
         row(label, [s[key] for s in summaries])
-    row("output tokens/s, steady window", of("steady", "output_throughput"))
-    row("steady window begins, s", of("steady", "begin_s"))
-    row("steady window ends, s", of("steady", "end_s"))
+    row(f"output tokens/{unit.per_second}, steady window", of("steady", "output_throughput"))
+    spans(f"steady window begins, {unit.span}", of("steady", "begin_s"))
+    spans(f"steady window ends, {unit.span}", of("steady", "end_s"))
     row("peak concurrency", [s["max_concurrent_requests"] for s in summaries])
-    row("goodput, requests/s", [s["request_goodput"] for s in summaries])
+    row(f"goodput, requests/{unit.per_second}", [s["request_goodput"] for s in summaries])
     row("SLO attainment", of("slo", "attainment"), as_share=True)
     out.append(Line("Rounds"))
     for kind in ("total", "prefill", "decode", "mixed", "empty"):

@@ -154,7 +154,7 @@ def test_a_planted_fault_is_found_and_made_small(
         f"planted_{fault}",
         BASE + f"class Planted(VllmScheduler):\n    name = 'planted-{fault}'\n{body}",
     )
-    monkeypatch.setattr("benchctl.check_scheduler.SHRINK_S", 2.0)
+    monkeypatch.setattr("benchctl.check_scheduler.SHRINK_S", 20.0)
     answer = call(capfd, "check-scheduler", f"planted_{fault}:Planted", "--cases", 12, "--out", tmp_path, "--json")
     assert answer.code == 1, answer.out
     broken = json.loads(answer.out)["broken"]
@@ -166,3 +166,18 @@ def test_a_planted_fault_is_found_and_made_small(
     if what in ("raised", "stuck"):
         shown = call(capfd, *entry["command"].split()[1:], "--no-report", "--out", tmp_path / "shown")
         assert shown.code == 1
+
+
+def test_a_copy_of_nano_has_its_block_size_and_decides_as_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "engines/schedulers/nano.py").read_text()
+    assert text.count('    name = "nano"\n') == 1
+    module(monkeypatch, tmp_path, "copied_nano", text.replace('    name = "nano"\n', '    name = "copied"\n'))
+    trace = write_trace(tmp_path / "t.jsonl", rows((0, 600, 30), (0, 700, 20), (0.01, 300, 300)))
+    argv = ["replay", trace, "--scheduler", "nano", "--scheduler", "copied_nano:NanoScheduler", "--engine", "null"]
+    answer = call(capfd, *argv, "--kv-cache-tokens", 2048, "--no-report", "--out", tmp_path / "o")
+    assert answer.code == 0, answer.err
+    nano, copied = (open_run(tmp_path / "o" / name) for name in ("nano", "copied"))
+    assert copied.block_size == nano.block_size == 256
+    assert copied.manifest["digest"] == nano.manifest["digest"]

@@ -65,6 +65,21 @@ def test_info_is_text_or_json_or_a_page(tmp_path: Path, capfd: pytest.CaptureFix
     )
 
 
+def test_the_page_has_its_numbers_in_tiles_and_a_table_and_steps_of_whole_ticks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_trace(tmp_path / "t.jsonl", rows(*((3 * (i // 10), 5 + i % 9, 2) for i in range(1200))))
+    answer = call(capfd, "trace", "info", path, "--html", tmp_path / "i.html")
+    assert "ticks" in answer.err + answer.out and (answer.err + answer.out).count("gaps are zero") == 1
+    page = (tmp_path / "i.html").read_text()
+    assert "<dt>requests</dt><dd>1,200<" in page and "<dt>CV of the gaps</dt>" in page
+    assert "<th scope=row>input</th>" in page and "steps of 6 s" in page
+    figures = json.loads(page.split("<script type=application/json id=figures>")[1].split("</script>")[0])
+    assert sum(figures["f0"]["data"][0]["y"]) * 6 == pytest.approx(1200)
+    low, high = figures["f1"]["x"]["range"]  # all gaps are 3 s: shown within a decade and more
+    assert 10**low < 1 and 10**high > 9
+
+
 def test_nothing_from_a_trace_becomes_markup_on_the_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     evil = "</script><script>alert(1)</script><b>"
     path = write_trace(tmp_path / "t.jsonl", rows((0, 5, 2), (1, 6, 3)), name=evil, source=evil)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,17 @@ def test_repeats_run_one_side_after_the_other_are_warned_of(
 def test_repeats_must_be_of_one_thing(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     answer = call(capfd, "compare", "--a", made / "out/nano", "--a", made / "out/vllm", "--b", made / "out/nano")
     assert answer.code == 2 and "side A is no set of repeats" in answer.err and "differ in policy" in answer.err
+
+
+def test_a_clock_of_rounds_is_told_in_rounds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "w"
+    argv = ("replay", "traces/walkthrough.jsonl", "--engine", "null", "--clock", "rounds", "--no-report", "--out", out)
+    assert call(capfd, *argv).code == 0
+    told = " ".join(call(capfd, "compare", out, "--md").out.split())
+    assert "| mean, rounds | 1.40 | 2.20 | +0.80 |" in told and "| requests/round |" in told
+    assert "| R3 | 255 + 20 | 24 | 20 | −4 | 0 | decode −4 | 0 / 0 |" in told
+    assert "kept requests waiting for 1 request-round, vllm for 0" in told
+    life = call(capfd, "explain", out / "nano", "--request", "R5").out
+    spike = call(capfd, "explain", out / "nano", "--spike").out
+    assert "TTFT 1 round, E2E" in life and ": 5 rounds, R5" in " ".join(spike.split())
+    assert not re.search(r"\d ms\b|\d s\b", told.replace("schedule(), µs", "") + life + spike)

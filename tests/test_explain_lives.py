@@ -124,3 +124,12 @@ def test_a_refused_request_has_a_short_life(tmp_path: Path) -> None:
             "refused: prompt and output need more blocks than the engine has (needed 11, available 4 blocks)",
         )
     ]
+
+
+def test_the_command_takes_spike_without_a_word(nano: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    itl = call(capfd, "explain", nano.path, "--spike", "itl")
+    assert itl.code == 0 and "5.0 × the" in itl.out
+    for argv in (("explain", nano.path, "--spike"), ("explain", "--spike", nano.path), ("explain", "--spike", "--md", nano.path)):  # fmt: skip
+        answer = call(capfd, *argv)
+        assert answer.code == 0 and ("--md" in argv or answer.out == itl.out)
+    assert "--spike is 'foo'" in call(capfd, "explain", nano.path, "--spike", "foo").err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -402,3 +403,36 @@ def test_contrast_of_texts_is_at_least_4_5(browser: Browser, pair: Path) -> None
             tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
             tab.settle()
             assert tab.evaluate(code) == [], theme
+
+
+def test_every_picture_is_on_paper_without_scrolling(browser: Browser, pair: Path) -> None:
+    """What is printed at once after loading has all pictures, as wide as the paper and no wider."""
+    with browser.page(pair / "report.html", width=1600) as tab:
+        tab.call("Page.printToPDF")  # fires beforeprint and afterprint
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        tab.call("Emulation.setEmulatedMedia", media="print")
+        try:
+            drawn = tab.evaluate("[...document.querySelectorAll('.plot .main-svg:first-child')].map((svg) => svg.getBoundingClientRect().width)")  # fmt: skip
+            assert len(drawn) == tab.evaluate("document.querySelectorAll('.plot').length") and max(drawn) <= 690
+            assert min(tab.evaluate(DARK)) >= 2
+            assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+        finally:
+            tab.call("Emulation.setEmulatedMedia", media="screen")
+            tab.evaluate("dispatchEvent(new Event('afterprint'))")
+        tab.settle()
+        assert tab.evaluate("benchctl.paper") is None and tab.trouble() == []
+
+
+def test_a_clock_of_rounds_is_read_in_rounds(browser: Browser, tmp_path: Path) -> None:
+    record_golden(tmp_path / "nano", "nano", "article_rounds")
+    with browser.page(write_report([tmp_path / "nano"], tmp_path / "r.html")) as tab:
+        whole(tab)
+        tab.evaluate("benchctl.showRequest(benchctl.runs[0], 4)")
+        tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+        tab.settle()
+        said = tab.evaluate("document.querySelector('#life-0').innerText")
+        assert "TTFT 1 round" in said and "preempted 4 rounds" in said
+        for part in (".head", "#summary", "#requests", "#latency"):
+            words = tab.evaluate(f"document.querySelector('{part}').innerText")
+            assert not re.search(r"[\d,] ms\b|\d s\b", words), part
+        assert tab.trouble() == []

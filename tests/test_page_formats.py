@@ -46,13 +46,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_markdown_says_the_verdict_the_differences_and_every_round(pair: Path) -> None:
     runs = [open_run(pair / name) for name in ("nano", "vllm")]
     text = markdown(runs, ["nano", "vllm"])
-    assert text.startswith("## Replay of a-test: nano and vllm\n\nnano finished 5 of 5 requests in 24.00 s")
-    assert "| ITL p95, ms | 3,000 | 1,000 | × 0.33 | vllm |" in text
+    assert text.startswith("## Replay of a-test: nano and vllm\n\nnano finished 5 of 5 requests in 24 rounds")
+    assert "| ITL p95, rounds | 3 | 1 | × 0.33 | can't tell beyond these few requests |" in text
     assert (
         "| 6 | – | R1 … R5 | decode R1 R2 R3 R4 | R3 crosses a block edge with none free → R5, the newest, is preempted for it | 0 → 1 → 0 |"
         in text
     )
-    assert "| nano | 5,000 | 10.000 | R5 | 6 | preempted in round 6 for R3, resumed in round 10 |" in text
+    assert "| nano | 5 | 10 | R5 | 6 | preempted in round 6 for R3, resumed in round 10 |" in text
     for line in text.splitlines():
         if line.startswith("|"):
             table = line.replace("\\|", "").count("|")
@@ -239,6 +239,32 @@ def test_a_folder_of_which_nothing_can_be_read_is_refused(tmp_path: Path) -> Non
     ):
         pass
     assert benchctl("report", str(tmp_path / "absent")).returncode == 2
+
+
+def test_of_a_run_whose_only_part_is_damaged_its_rounds_and_requests_are_shown(tmp_path: Path) -> None:
+    folder = record_golden(tmp_path / "nano", "nano", "article_rounds")
+    (folder / "batches-00000.parquet").write_bytes(b"PAR1")
+    done = benchctl("report", str(folder), "-f", "md")
+    assert done.returncode == 1 and "5 of 5 requests" in done.stdout
+    assert "batches-00000.parquet cannot be read" in done.stderr
+    assert "shown is what admissions, requests, rounds tell" in done.stderr
+
+
+def test_a_run_that_has_ended_misses_no_file(tmp_path: Path) -> None:
+    manifest = {"status": "complete", "records": "full"}
+    folder = record_golden(tmp_path / "nano", "nano", "article_rounds", manifest=manifest)
+    with open_all([folder]) as (_, wrong):
+        assert wrong == []
+    (folder / "tokens-00000.parquet").unlink()
+    with open_all([folder]) as (_, wrong):
+        assert wrong == [f"{folder}: the run has ended, and tokens-00000.parquet is missing"]
+    (folder / "rounds-00000.parquet").unlink()
+    with pytest.raises(BenchctlError, match="the run has ended, and rounds-00000.parquet and 1 more are missing"), open_all([folder]):  # fmt: skip
+        pass
+    half = manifest | {"status": "running"}  # killed: what its last part lacks was never written
+    (folder / "manifest.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text()) | half))
+    with open_all([folder]) as (runs, wrong):
+        assert wrong == [] and runs[0].read("rounds").height == 0
 
 
 # -- the terminal

@@ -51,16 +51,12 @@ def test_two_runs_stand_side_by_side(tmp_path: Path, width: int) -> None:
     assert text.count("times are ticks") == 1  # said once for both
 
 
-def test_percentiles_that_n_does_not_carry_are_dashes(tmp_path: Path) -> None:
+def test_percentiles_that_no_run_carries_are_named_beside_n(tmp_path: Path) -> None:
     text = printed(summary_table([summarize(two_requests(tmp_path / "nano"))]), 80)
-    section = text[text.index("TTFT, ms") :].splitlines()[1:6]
-    assert [line.split() for line in section] == [
-        ["p50", "1,000"],
-        ["p90", "–"],
-        ["p95", "–"],
-        ["p99", "–"],
-        ["n", "2"],
-    ]
+    section = text[text.index("TTFT, rounds") :].splitlines()[1:3]
+    assert [line.split("  ")[1].strip() for line in section] == ["p50", "n (too few for p90, p95, p99)"]
+    assert [line.split()[-1] for line in section] == ["1", "2"]
+    assert not [line for line in text.splitlines() if line.split() and set(line.split()[1:]) == {"–"}]
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -43,6 +43,19 @@ def test_arrivals_that_matter_stay_apart() -> None:
     assert len(found.rows) == 2 and found.rows[1]["arrival_s"] - found.rows[0]["arrival_s"] == 3.0
 
 
+def test_what_is_tried_first_lies_where_it_happens() -> None:
+    sizes: list[int] = []
+
+    def holds(rows: Rows) -> bool:
+        sizes.append(len(rows))
+        return {"r700", "r703"} <= {row["id"] for row in rows}
+
+    found = shrink(plain(2000), holds, near=703)
+    assert [row["id"] for row in found.rows] == ["r700", "r703"]
+    assert sizes[:3] == [1, 2, 2] and max(sizes) <= 8, "never more than twice what is needed"
+    assert found.asked == len(sizes) <= 30
+
+
 def test_time_that_is_up_leaves_the_smallest_so_far() -> None:
     def slow(rows: Rows) -> bool:
         time.sleep(0.01)
@@ -202,6 +215,22 @@ def test_the_command_writes_a_trace_that_still_shows_it(
     assert json.loads(again.out)["requests"] <= found["requests"]
 
 
+@pytest.mark.parametrize(
+    ("where", "scheduler", "most"),
+    [("preemptions > 5", "nano", 230_000), ("ttft_p99 > 3000", "nano", 220_000)],
+)
+def test_a_long_trace_becomes_a_handful_in_a_bounded_number_of_rounds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], where: str, scheduler: str, most: int
+) -> None:
+    long = tmp_path / "long.jsonl"
+    assert call(capfd, "trace", "synth", "sharegpt", "-n", 300, "--rate", 2, "-o", long).code == 0
+    limits = ("--kv-cache-tokens", 4096, "--scheduler", scheduler)
+    answer = call(capfd, "shrink", long, "--where", where, "-o", tmp_path / "s.jsonl", "--json", *limits)
+    found = json.loads(answer.out)
+    assert answer.code == 0 and found["complete"] and found["requests"] <= 10, answer.err
+    assert found["replays"] <= 300 and found["rounds"] <= most, found
+
+
 def test_two_policies_differ_on_two_requests(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     answer = call(
         capfd, "shrink", trace, "--where", "differs(nano, vllm)", "-o", tmp_path / "s.jsonl", "--json", *LIMITS
@@ -209,6 +238,19 @@ def test_two_policies_differ_on_two_requests(trace: Path, tmp_path: Path, capfd:
     found = json.loads(answer.out)
     assert answer.code == 0 and found["requests"] == 2, answer.err
     assert found["command"].endswith("--scheduler nano --scheduler vllm --engine null")
+    again = call(
+        capfd,
+        "shrink",
+        trace,
+        "--where",
+        "differs(nano, vllm)",
+        "-o",
+        tmp_path / "s.jsonl",
+        "--json",
+        "--force",
+        *LIMITS,
+    )
+    assert again.out == answer.out, "nothing in it is measured"
 
 
 def test_a_failing_gate_is_shrunk_by_its_limits(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

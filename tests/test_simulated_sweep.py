@@ -92,7 +92,7 @@ def test_a_failed_cell_is_recorded_and_the_sweep_goes_on_and_is_resumed(
     assert "block" in frame["reason"][0] and frame["reason"].to_list()[1:] == [None] * 3
     assert frame["completed"].to_list() == [None, 2, 2, 2]
     assert frame.filter(pl.col("status") == "complete")["p50_ttft_ms"].null_count() == 0
-    assert "failed: block-size=1 scheduler=nano" in answer.out
+    assert "failed: scheduler=nano block-size=1" in answer.out
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "o" / "runs").glob("*/*/manifest.json")}
     assert len(before) == 3
     again = call(capfd, "sweep", spec, "--out", tmp_path / "o", "--json")

@@ -66,6 +66,8 @@ SAMPLES: dict[str, str] = {
     "weka": json.dumps({"id": "t1", "block_size": 64, "hash_id_scope": "local", "requests": [{"t": 0.0, "type": "n", "in": 70, "out": 3, "hash_ids": [1, 2]}]}),
     "chats": lines({"conversation_id": "c", "model": "m", "conversation": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}),
     "canonical": lines({"benchctl_trace": 1, "name": "n"}, {"arrival_s": 0.5, "input_length": 4, "output_length": 2}),
+    "sglang-agentic": json.dumps({"metadata": {}, "conversations": [[{"messages": [{"role": "user", "content": "go on"}], "prompt_tokens": 50}]]}),
+    "payloads": json.dumps({"data": [{"session_id": "s", "payloads": [{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}]}]}),
     "servegen-clients": "0,1.5,1.1,Gamma,0.75,0.015\n",
 }  # fmt: skip
 
@@ -368,3 +370,63 @@ def test_the_examples_of_the_keys_are_a_valid_trace(tmp_path: Path) -> None:
 def test_every_format_stands_in_the_matrix() -> None:
     page = (DOCS / "formats" / "import.md").read_text()
     assert [name for name in FORMATS if f"| `{name}`" not in page] == ["canonical"]
+
+
+def test_sglangs_agentic_turns_carry_the_turn_before_with_its_answer(tmp_path: Path) -> None:
+    user = {"role": "user", "content": "x" * 40}
+    turns = [
+        {"messages": [user], "prompt_tokens": 50},
+        {"messages": [user], "prompt_tokens": 300},
+        {"messages": [user]},
+    ]
+    document = json.dumps(
+        {"metadata": {"seed": 1}, "conversations": [turns, [{"messages": [user], "prompt_tokens": 9}]]}
+    )
+    report, trace, requests = imported(tmp_path, document, output_length=200)
+    assert report.format == "sglang-agentic" and trace.num_sessions == 2
+    # The second prompt holds the first one and its answer of 200; the third is counted: 300 + 200, and 40 characters / 4.
+    assert [(r.input_length, r.output_length) for r in requests if r.session == "conversation-0"] == [
+        (50, 200),
+        (300, 200),
+        (510, 200),
+    ]
+    by_id = {r.id: r for r in requests}
+    assert by_id["conversation-0-t2"].carry == Carry("conversation-0-t1", 250)
+    assert by_id["conversation-0-t3"].carry == Carry("conversation-0-t2", 500)
+    assert by_id["conversation-0-t2"].parents == ("conversation-0-t1",) and by_id["conversation-0-t2"].think_s
+    report, _, requests = imported(tmp_path, document)
+    assert requests[0].output_length == 220 and any("220" in text for text in report.assumed)
+    broken = json.dumps({"conversations": [[turns[0], {"messages": [], "prompt_tokens": "x"}, turns[1]], [turns[0]]]})
+    report, _, requests = imported(tmp_path, broken, skip_bad=True)
+    assert [r.id for r in requests] == ["conversation-0-t1", "conversation-1-t1"] and report.dropped["bad"] == 1
+    assert "conversation-0: prompt_tokens must be an integer, got the text 'x'" in report.examples[0]
+    # An answer shorter than was assumed leaves a shorter prompt: all of it is what went before.
+    short = json.dumps(
+        {"conversations": [[{"messages": [user], "prompt_tokens": 50}, {"messages": [user], "prompt_tokens": 90}]]}
+    )
+    _, _, requests = imported(tmp_path, short)
+    assert requests[1].carry == Carry("conversation-0-t1", 90)
+
+
+def test_payloads_that_are_ready_to_be_sent_are_requests(tmp_path: Path) -> None:
+    hi, more = {"role": "user", "content": "hi"}, {"role": "user", "content": "more"}
+    bodies = [
+        {"model": "m", "messages": [hi], "max_tokens": 5, "temperature": 0.5, "stream": True},
+        {"model": "m", "messages": [hi, {"role": "assistant", "content": "ho"}, more], "max_completion_tokens": 7},
+    ]
+    _, trace, requests = imported(
+        tmp_path, json.dumps({"data": [{"session_id": "s", "payloads": bodies}, {"payload": bodies[:1]}]}, indent=1)
+    )
+    assert [(r.session, r.turn, r.parents, r.output_length) for r in requests if r.session] == [
+        ("s", 1, (), 5),
+        ("s", 2, ("s-t1",), 7),
+    ]
+    assert requests[0].messages == [hi] and requests[0].sampling == {"temperature": 0.5}
+    assert requests[0].src == {"row": 0, "entry": 0, "stream": True} and trace.num_requests == 3
+    report, _, requests = imported(
+        tmp_path,
+        lines({"payload": {"prompt": [5, 6, 7], "max_tokens": 2}}, {"payload": {"prompt": "x", "max_tokens": 3}}),
+    )
+    assert report.format == "payloads" and requests[0].prompt_token_ids == (5, 6, 7) and requests[1].prompt == "x"
+    with pytest.raises(BenchctlError, match="no payload"):
+        imported(tmp_path, lines({"payload": {"prompt": "x", "max_tokens": 3}}, {"text": 1}), format="payloads")

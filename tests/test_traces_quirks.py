@@ -10,6 +10,8 @@ import pytest
 
 from tests.test_traces_formats import imported, lengths, lines
 from traces.errors import BenchctlError
+from traces.formats.base import ImportOptions
+from traces.importing import import_trace
 from traces.info import describe
 from traces.load import open_trace
 
@@ -356,3 +358,36 @@ def test_the_target_is_never_the_source(tmp_path: Path) -> None:
     with pytest.raises(BenchctlError, match="the file to write is the file to read"):
         import_trace(tmp_path / "a.jsonl", tmp_path / "a.jsonl", ImportOptions())
     assert open_trace(tmp_path / "a.jsonl").num_requests == 1
+
+
+def test_a_quote_that_is_not_closed_costs_its_own_line_only(tmp_path: Path) -> None:
+    rows = [f"2024-05-10 00:00:{i:02d}+00:00,{10 + i},5" for i in range(30)]
+    rows[7] = '2024-05-10 00:00:07+00:00,"17,5'
+    rows[29] = '2024-05-10 00:00:29+00:00,39,"5'  # as many columns as it should have
+    source = tmp_path / "t.csv"
+    source.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    with pytest.raises(BenchctlError, match="a quote is opened and not closed") as caught:
+        import_trace(source, tmp_path / "out.jsonl", ImportOptions())
+    assert caught.value.where is not None and caught.value.where.endswith("line 9")
+    report = import_trace(source, tmp_path / "out.jsonl", ImportOptions(skip_bad=True))
+    assert report.num_requests == 28 and report.dropped["bad"] == 2
+    assert report.examples == [f"line {line}: a quote is opened and not closed" for line in (9, 31)]
+
+
+def test_a_field_of_a_log_may_hold_line_ends(tmp_path: Path) -> None:
+    source = tmp_path / "log.csv"
+    source.write_bytes(b'ts,prompt,n\r\n1,"two\nlines, ""quoted""",5\r\n2,one,6\r\n3,x,"7\n8,y,9\n')
+    columns = {"arrival": "ts", "prompt": "prompt", "output": "n"}
+    report = import_trace(source, tmp_path / "out.jsonl", ImportOptions(columns=columns, skip_bad=True))
+    rows = list(open_trace(tmp_path / "out.jsonl").requests())
+    assert [r.prompt for r in rows] == ['two\nlines, "quoted"', "one", "y"]
+    assert report.examples == ["line 5: a quote is opened and not closed"]
+
+
+@pytest.mark.parametrize("size", ["{}", "-5", "1e30", "[64]"])
+def test_a_head_that_a_format_cannot_use_is_said(tmp_path: Path, size: str) -> None:
+    source = tmp_path / "w.jsonl"
+    source.write_text('{"id": "t", "hash_id_scope": "local", "requests": [], "block_size": %s}\n' % size)
+    with pytest.raises(BenchctlError) as caught:
+        import_trace(source, tmp_path / "out.jsonl", ImportOptions())
+    assert caught.value.where == f"{source}, at its start" and "\n" not in caught.value.what

@@ -245,3 +245,18 @@ def test_large_files_are_streamed_by_default(tmp_path: Path, monkeypatch: pytest
         assert open_for(replace(base, **more)).complete  # type: ignore[arg-type]
     assert not open_for(base).complete
     assert open_for(replace(base, validate_first=True)).complete
+
+
+def test_a_full_disk_under_the_unpacked_copy_is_one_line(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    trace = write(tmp_path / "t.jsonl.gz", *rows(2000))
+    with (
+        open("/dev/full", "wb", buffering=1000) as full,
+        pytest.raises(BenchctlError, match="unpacked copy cannot be written") as caught,
+    ):  # noqa: PT012
+        try:
+            list(traces.scan.Scan(trace, skip_bad=False, strict=False, copy=full).rows())
+        finally:
+            full.raw.close()
+    assert "No space left" in caught.value.what and caught.value.exit_code == 1

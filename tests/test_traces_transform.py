@@ -249,3 +249,18 @@ def test_made_hash_ids_share_what_tokens_share(tmp_path: Path, chat: Trace) -> N
         export_trace(chat, tmp_path / "v.jsonl", "vllm-custom")
     export_trace(chat, tmp_path / "v.jsonl", "vllm-custom", vocab_size=1000)
     assert len(json.loads((tmp_path / "v.jsonl").read_text().splitlines()[0])["prompt"]) == 10
+
+
+def test_origins_without_a_zone_merge_among_themselves_only(tmp_path: Path) -> None:
+    row = {"arrival_s": 0.0, "input_length": 4, "output_length": 1}
+    origins = {"a": "2023-11-16T18:15:46.68059", "b": "2023-11-16T18:15:48", "c": "2023-11-16T18:15:47+00:00"}
+    found = {
+        name: open_trace(write_trace(tmp_path / f"{name}.jsonl", [row], name=name, time_origin=origin))
+        for name, origin in origins.items()
+    }
+    merge_traces([found["b"], found["a"]], tmp_path / "m.jsonl", None)
+    merged = open_trace(tmp_path / "m.jsonl")
+    assert merged.header.time_origin == origins["a"] and merged.span_s == pytest.approx(1.31941)
+    with pytest.raises(BenchctlError, match="says no time zone, another one does"):
+        merge_traces([found["c"], found["a"]], tmp_path / "n.jsonl", None)
+    merge_traces([found["c"], found["a"]], tmp_path / "n.jsonl", "start")

@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,7 +108,8 @@ def read_lines(path: Path, *, copy: IO[bytes] | None = None) -> Iterator[tuple[i
             if not line:
                 return
             if copy is not None:
-                copy.write(line)
+                with copying_faults(path):
+                    copy.write(line)
             number += 1
             start, offset = offset, offset + len(line)
             if number == 1:
@@ -131,6 +133,20 @@ def reading_faults(path: Path, where: Callable[[], str]) -> Iterator[None]:
         raise BenchctlError(f"damaged gzip: {error}", where=f"{path}, {where()}", fix=_AGAIN) from None
     except OSError as error:
         raise _os_fault(error, path) from None
+
+
+@contextmanager
+def copying_faults(path: Path) -> Iterator[None]:
+    """What goes wrong while an unpacked copy is written as a BenchctlError."""
+    try:
+        yield
+    except OSError as error:
+        raise BenchctlError(
+            f"the unpacked copy cannot be written to {tempfile.gettempdir()}: {error.strerror or error}",
+            where=str(path),
+            fix="make room there, or set TMPDIR to another folder, or unpack the file (gunzip)",
+            exit_code=1,
+        ) from None
 
 
 _AGAIN = "fetch the file again: it is not whole"

@@ -16,7 +16,7 @@ import msgspec
 
 from traces.errors import BenchctlError
 from traces.formats import find_format
-from traces.formats.base import Draft, Format, ImportOptions, Reader
+from traces.formats.base import Draft, Format, ImportOptions, Reader, Sample
 from traces.formats.chat import counter, without_text
 from traces.formats.records import read_records, take_sample
 from traces.formats.times import iso_text
@@ -60,7 +60,7 @@ def import_trace(path: str | Path, out: str | Path, options: ImportOptions) -> I
     source = Path(path)
     sample = take_sample(source)
     format = find_format(sample, "mapped" if options.columns and options.format is None else options.format)
-    reader = format.reader(sample, options)
+    reader = _reader(format, sample, options)
     with BodyWriter(Path(out), source) as body:
         run = _Import(source, format, reader, options, body)
         for where, record in read_records(sample):
@@ -68,6 +68,25 @@ def import_trace(path: str | Path, out: str | Path, options: ImportOptions) -> I
             if run.is_full:
                 break
         return run.finish()
+
+
+# What a reader trips over, which may be another package's, with a record that may hold anything.
+_TRIPS = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
+
+
+def _reader(format: Format, sample: Sample, options: ImportOptions) -> Reader:
+    """The format's reader. What it refuses, it read in the head of the file. Raises BenchctlError."""
+    fix = "mend the head of the file, or --format NAME"
+    try:
+        reader = format.reader(sample, options)
+        # The loader's own rules: a format may take a header key from the file.
+        msgspec.convert({k: v for k, v in reader.header.items() if k in Header.__struct_fields__}, Header)
+    except RowFault as fault:
+        raise BenchctlError(fault.what, where=f"{sample.path}, at its start", fix=fault.fix or fix) from None
+    except _TRIPS as error:
+        what = f"cannot be read as {format.name}: {type(error).__name__}: {error}"
+        raise BenchctlError(f"{what:.160}", where=f"{sample.path}, at its start", fix=fix) from None
+    return reader
 
 
 class _Import:
@@ -111,14 +130,16 @@ class _Import:
             for draft in self._reader.read(record, number):
                 if self.is_full:
                     break
+                if isinstance(draft, RowFault):
+                    self._fault(draft, where)
+                    continue
                 try:
                     self._keep(draft, where)
                 except RowFault as fault:
                     self._fault(fault, where)
         except RowFault as fault:
             self._fault(fault, where)
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
-            # A reader may be another package's, and a record may hold anything: what it trips over is that record's fault.
+        except _TRIPS as error:
             reason = f"{type(error).__name__}: {error}"
             self._fault(
                 RowFault(f"cannot be read as {self.report.format}: {reason:.100}", fix="mend it, or --skip-bad"), where

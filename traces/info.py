@@ -18,6 +18,7 @@ import numpy.typing as npt
 from traces.load import Trace
 from traces.prefix_curve import PrefixUse, measure_prefix_use
 from traces.request import Request
+from traces.scan import TICKS
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 CONTEXT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -115,7 +116,7 @@ def describe(trace: Trace, *, block_size: int = 16, max_model_len: int | None = 
         prefix=measure_prefix_use(trace, block_size, shapes),
         shapes=dict(shapes),
         header={key: value for key, value in _header(trace).items() if value},
-        notes=list(trace.notes),
+        notes=[note for note in trace.notes if not note.endswith(TICKS)],  # a warning here, with its cure
         series=series,
     )
     info.warnings = _warnings(info, context, max_model_len)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from traces import rows
 from traces.errors import BenchctlError
-from traces.files import file_stamp, open_bytes, read_lines, resolve
+from traces.files import copying_faults, file_stamp, open_bytes, read_lines, resolve
 from traces.header import Header, is_header
 from traces.request import Request
 from traces.scan import Scan
@@ -260,7 +260,7 @@ class Trace:
             return source
         # gzip cannot be entered in the middle: an unpacked copy without a name, gone with the process.
         copy = cast(IO[bytes], tempfile.TemporaryFile())
-        with source:
+        with source, copying_faults(self.path):
             shutil.copyfileobj(source, copy, 1 << 20)
         return copy
 

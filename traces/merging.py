@@ -35,6 +35,13 @@ def merge_traces(traces: list[Trace], out: Path, align: Align | None) -> Change:
             )
     if align == "origin" and None in origins:
         raise BenchctlError("not every trace has a time_origin", where="--align origin", fix="--align start")
+    if align == "origin" and len({_has_zone(trace) for trace in traces}) > 1:
+        naive = next(trace for trace in traces if not _has_zone(trace))
+        raise BenchctlError(
+            f"the time_origin {naive.header.time_origin} says no time zone, another one does",
+            where=f"{naive.path}, line 1",
+            fix="write its offset into the header, or --align start",
+        )
     base = min((origin for origin in origins if origin is not None), default=0)
     shifts = [(origin or 0) - base if align == "origin" else 0 for origin in origins]
     header, by_session = _header(traces, names, base if align == "origin" else None)
@@ -72,6 +79,12 @@ def _origin(trace: Trace) -> int | None:
         ) from None
 
 
+def _has_zone(trace: Trace) -> bool:
+    """Whether its origin states an offset; files with naive times give an origin without."""
+    after_seconds = (trace.header.time_origin or "")[len("2026-01-01T00:00:00") :]
+    return any(sign in after_seconds for sign in "+-Zz")
+
+
 def _header(traces: list[Trace], names: list[str], base: int | None) -> tuple[dict[str, Any], list[bool]]:
     """(the merged header, for each trace whether its hash ids are those of a session)."""
     sizes = {trace.header.block_size for trace in traces if _has_hash_ids(trace)}
@@ -96,7 +109,7 @@ def _header(traces: list[Trace], names: list[str], base: int | None) -> tuple[di
     if licences:
         header["licence"] = " and ".join(sorted(licences))
     if base is not None:
-        header["time_origin"] = iso_text(base, zone=True)
+        header["time_origin"] = iso_text(base, zone=all(map(_has_zone, traces)))
     header["on_import"] = {
         "merged": {name: header_of(trace).get("on_import") for trace, name in zip(traces, names, strict=True)}
     }

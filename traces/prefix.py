@@ -14,7 +14,7 @@ import xxhash
 
 from traces.request import Request
 
-MAX_NODES = 5_000_000  # different blocks that are held at once
+MAX_NODES = 3_000_000  # different blocks that are held at once: half a gigabyte
 
 
 def prefix_upper_bound(arrays_iter: Iterable[tuple[int, npt.NDArray[np.int64]]], block_size: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ RULES: dict[str, str] = {
     "src": "an object",
 }
 
-OTHER_FORMATS = "files of other formats: benchctl trace import"
+OTHER_FORMATS = "files of other formats: benchctl trace import, or --format auto or --map on replay"
 
 INTEGER_KEYS = ("arrival_round", "turn", "input_length", "output_length", "max_tokens", "priority")
 INTEGER_LIST_KEYS = ("prompt_token_ids", "hash_ids", "output_token_ids")

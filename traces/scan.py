@@ -30,6 +30,7 @@ from traces.rows import (
 MAX_EXAMPLES = 5
 USUAL_BLOCK_SIZES = (16, 64, 512, 32, 128, 256, 1024)  # those of published traces first
 TICK_NOTE_ROWS = 1000  # below this many rows equal times are a scenario, not a coarse clock
+TICKS = ": the times come in ticks, and read as bursts"  # how the note of it ends
 DAY_S = 86400.0
 
 
@@ -286,9 +287,7 @@ class Scan:
             )
         gaps = self.num_timed - 1
         if gaps >= TICK_NOTE_ROWS and 2 * self._zero_gaps > gaps:
-            self.notes.append(
-                f"{self._zero_gaps} of {gaps} gaps between arrivals are zero: the times come in ticks, and read as bursts"
-            )
+            self.notes.append(f"{self._zero_gaps} of {gaps} gaps between arrivals are zero{TICKS}")
         if self._min_time > DAY_S and self.num_timed:
             self.notes.append(
                 f"the first arrival is at {self._min_time:.0f} s: times should count from the trace's start, not from an epoch"

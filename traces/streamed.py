@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 from traces.errors import BenchctlError
-from traces.files import GZIP_MAGIC, file_stamp, resolve
+from traces.files import GZIP_MAGIC, copying_faults, file_stamp, resolve
 from traces.load import Trace, due_round
 from traces.request import Request
 from traces.rows import Row, to_request
@@ -109,7 +109,8 @@ class StreamedTrace(Trace):
             return self.head[index]
         if self._handle_of_copy is not None:
             assert self._copy is not None
-            self._copy.flush()
+            with copying_faults(self.path):
+                self._copy.flush()
             self._handle = self._handle_of_copy
         return super().by_row(index)
 

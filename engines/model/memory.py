@@ -14,12 +14,22 @@ GIB = 1 << 30
 def available_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated: free memory of a card, or what the machine and its container leave a process."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free, _ = card_memory(device)
         # What torch holds in its cache without using it can be allocated too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     available = _meminfo_available()
     container = _container_available()
     return min(x for x in (available, container, 1 << 62) if x is not None)
+
+
+def card_memory(device: torch.device) -> tuple[int, int]:
+    """(free, in all) bytes of a card, of what this process may have of it (torch.cuda.set_per_process_memory_fraction)."""
+    free, total = torch.cuda.mem_get_info(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    if share < 1:
+        total = int(total * share)
+        free = min(free, total - torch.cuda.memory_reserved(device))
+    return max(free, 0), total
 
 
 def gib(num_bytes: float) -> str:
@@ -34,8 +44,11 @@ def require_bytes(num_bytes: int, device: torch.device, *, what: str, fix: str) 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed to allocate: its own error type on a card, a plain RuntimeError on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """Whether torch failed to allocate: its own error type on a card, a plain RuntimeError on the CPU and of other libraries."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return any(word in str(error) for word in words)
 
 
 def _meminfo_available() -> int | None:

@@ -28,6 +28,7 @@ from engines.torch_engine.memory import (
 from engines.torch_engine.reference_attention import ReferenceAttention, to_device
 from engines.torch_engine.sampling import sample
 from engines.torch_engine.verify import Watch, WatchedRows
+from engines.torch_engine.work import Work
 from traces.errors import BenchctlError
 
 
@@ -55,6 +56,7 @@ class PendingStep:
     events: (
         tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event] | None
     )  # CUDA: before and after it, tokens copied
+    work: tuple[float, float]  # operations, bytes
 
     def wait(self) -> float:
         """Until the tokens are in host memory; -> seconds the device worked."""
@@ -120,6 +122,7 @@ class TorchEngine:
         self._attention: AttentionBackend | None = ATTENTION_BACKENDS[attention](self.k_cache, self.v_cache)
         self._fitting_bytes = 0  # CPU: the largest estimate of a pass that was found to fit
         self.watch: Watch | None = None
+        self.work = Work(model)
 
     @staticmethod
     def _check(
@@ -174,13 +177,14 @@ class TorchEngine:
                 assert self.watch is not None
                 self.watch.keep(watched, logits, token_ids)
             kept = logits if self.return_logits else None
-            return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, ended - prepared, None)
+            work = self._work_of(inputs)
+            return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, ended - prepared, None, work)
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
             if model.team is not None:
                 model.team.explain(error)
-            raise
+            if not is_out_of_memory(error):
+                raise
+            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
 
     @torch.inference_mode()
     def follow(self, inputs: BatchInputs) -> None:
@@ -224,7 +228,12 @@ class TorchEngine:
         copied = torch.cuda.Event()
         copied.record(stream)
         kept = logits if self.return_logits else None
-        return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, None, (start, end, copied))
+        work = self._work_of(inputs)
+        return PendingStep(token_ids, kept, inputs.num_tokens, prepared - began, None, (start, end, copied), work)
+
+    def _work_of(self, inputs: BatchInputs) -> tuple[float, float]:
+        pairs, read = int((inputs.positions + 1).sum()), int(inputs.context_lens.sum())
+        return self.work.of_round(inputs.num_tokens, len(inputs.yield_rows), pairs, read)
 
     def _forward(self, inputs: BatchInputs, attention: Attention) -> tuple[Tensor, Tensor]:
         """-> (token ids [yields], their logits), on the device."""
@@ -247,6 +256,8 @@ class TorchEngine:
             mode="eager",
             padded_tokens=handle.num_tokens,
             prepare_s=handle.prepare_s,
+            flops=handle.work[0],
+            bytes=handle.work[1],
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from engines.interface import ScheduledBatch
 from engines.model.config import ModelConfig
-from engines.model.memory import available_bytes, gib
+from engines.model.memory import available_bytes, card_memory, gib
 from engines.model.transformer import Model
 from engines.torch_engine.reference_attention import MAX_GATHERED_VALUES, MAX_SCORES
 from engines.torch_engine.sampling import MAX_NOISE_VALUES
@@ -86,7 +86,7 @@ def max_kv_tokens(
         gc.collect()
         torch.cuda.empty_cache()
         # The same pool in every rank: as large as fits the fullest card.
-        cards = [torch.cuda.mem_get_info(device), *([] if model.team is None else model.team.memory())]
+        cards = [card_memory(device), *([] if model.team is None else model.team.memory())]
         spare = min(int(total * gpu_memory_utilization) - (total - free) for free, total in cards)
         spare -= peak + RESERVED_BYTES
         tokens = max(spare, 0) // per_token
@@ -101,17 +101,22 @@ def max_kv_tokens(
     return int(tokens)
 
 
-def cache_out_of_memory(model: Model, num_blocks: int, block_size: int) -> BenchctlError:
-    """The KV cache of an engine does not fit: names what would, and leaves a tenth for the passes."""
+def cache_out_of_memory(model: Model, num_blocks: int, block_size: int, beside: int = 0) -> BenchctlError:
+    """The KV cache of an engine does not fit: names what would, beside `beside` bytes of buffers and graphs and a tenth more."""
+    if model.device.type == "cuda":
+        gc.collect()  # what was half built
+        torch.cuda.empty_cache()
     per_token = kv_bytes_per_token(model.local, model.dtype)
     available = available_bytes(model.device)
     multiple = max(block_size, KV_TOKENS_MULTIPLE)
-    fits = int(available * 0.9) // per_token // multiple * multiple
+    fits = max(int(available * 0.9) - beside, 0) // per_token // multiple * multiple
+    what = f" beside {gib(beside)} of buffers and graphs" if beside else ""
+    smaller = "use a smaller model" + (" or a smaller --max-num-batched-tokens and --max-num-seqs" if beside else "")
     return BenchctlError(
-        f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {gib(num_blocks * block_size * per_token)}; "
+        f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {gib(num_blocks * block_size * per_token)}{what}; "
         f"{model.device} has {gib(available)} free",
         where="--num-blocks, --kv-cache-tokens",
-        fix=f"--kv-cache-tokens {fits} ({fits // block_size} blocks) or less" if fits else "use a smaller model",
+        fix=f"--kv-cache-tokens {fits} ({fits // block_size} blocks) or less" if fits else smaller,
     )
 
 

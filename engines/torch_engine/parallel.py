@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -43,6 +44,8 @@ def join_group(rank: int, size: int, port: int, device: torch.device) -> None:
     store = distributed.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timeout)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # A dead rank is found by the team, which says so; torch would end this process where it stands.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         distributed.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
     else:
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
@@ -63,7 +66,7 @@ class Team:
         self.size = size
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: list[Connection] = []
-        self.joined = self.closed = False
+        self.joined = self.closed = self.broken = False
         self._looked = 0.0
         atexit.register(self.close)
         try:
@@ -72,9 +75,11 @@ class Team:
             for rank in range(1, size):
                 self._start(rank, device)
             share_threads(size, device)
-            self.replies()  # each has imported what it needs: from here on joining takes no time
+            self.replies(START_TIMEOUT_S)  # each has imported what it needs: from here on joining takes no time
             join_group(0, size, self._store.port, device)
             self.joined = True
+            if device.type == "cuda":
+                threading.Thread(target=self._guard, daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -137,15 +142,15 @@ class Team:
             except OSError:
                 raise self.fault() or lost("a rank closed its socket") from None
 
-    def replies(self) -> list[Any]:
+    def replies(self, timeout_s: float | None = None) -> list[Any]:
         """One answer of each rank. Raises BenchctlError where one failed, died or says nothing for too long."""
         out = []
-        deadline = time.monotonic() + START_TIMEOUT_S
+        began = time.monotonic()
         for socket in self.sockets:
             while not socket.poll(0.05):
                 self.look(at_once=True)
-                if time.monotonic() > deadline:
-                    raise lost(f"no answer for {START_TIMEOUT_S:.0f} s")
+                if timeout_s is not None and time.monotonic() - began > timeout_s:
+                    raise lost(f"no answer for {timeout_s:.0f} s")
             out.append(self._receive(socket))
         return out
 
@@ -194,9 +199,18 @@ class Team:
         return lost("a rank closed its socket")
 
     def explain(self, error: Exception) -> None:
-        """A collective failed: raise the rank's death instead, if that was why."""
+        """A round or a collective failed here: raise the rank's death instead, if that was why."""
+        self.broken = True  # the others may be waiting for this rank in a collective
         if any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "onnection", "Socket")):
             raise self._death() from error
+
+    def _guard(self) -> None:
+        """A kernel that waits for a dead rank never ends, nor does whoever waits for the kernel: give the group up then."""
+        while not self.closed:
+            if any(process.poll() is not None for process in self.processes):
+                abort_group()
+                return
+            time.sleep(4 * LOOK_S)
 
     def wait(self, event: torch.cuda.Event) -> None:
         """Until the device has come to `event`; a collective that misses a rank never comes to its end, so look at them."""
@@ -209,7 +223,7 @@ class Team:
             return
         self.closed = True
         atexit.unregister(self.close)
-        well = self.joined and self.fault() is None and sys.exc_info()[0] is None
+        well = self.joined and not self.broken and self.fault() is None and sys.exc_info()[0] is None
         for socket in self.sockets:
             with contextlib.suppress(OSError):
                 if well:
@@ -228,9 +242,15 @@ class Team:
                 process.kill()
                 process.wait()
         if self.joined and not well:
-            # With the others gone nothing can be waited for: NCCL's kernels are given up, gloo's sockets are closed.
-            with contextlib.suppress(Exception):
-                distributed.distributed_c10d._abort_process_group()
+            abort_group()  # with the others gone nothing can be waited for
+
+
+def abort_group() -> None:
+    """NCCL's kernels are given up, gloo's sockets closed."""
+    from torch import distributed
+
+    with contextlib.suppress(Exception):
+        distributed.distributed_c10d._abort_process_group()
 
 
 def lost(what: str) -> BenchctlError:

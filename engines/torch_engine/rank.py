@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from engines.model.load import load_model
+from engines.model.memory import card_memory
 from engines.model.parallel import Parallel
 from engines.torch_engine.engine import TorchEngine
 from engines.torch_engine.parallel import join_group, share_threads
@@ -54,7 +55,7 @@ def serve(socket: Connection, spec: dict[str, Any]) -> None:
             free(device)
         elif what == "memory":
             free(device)
-            socket.send(("ok", torch.cuda.mem_get_info(device)))
+            socket.send(("ok", card_memory(device)))
         elif what == "reference":
             wide = wide or widen(model)
             for _ in reference_logits(wide, *content):

@@ -18,10 +18,12 @@ from engines.kernels.launch import compiling
 from engines.model.memory import available_bytes, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
-from engines.torch_engine.fused_forward import FusedForward
-from engines.torch_engine.memory import cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
+from engines.torch_engine.fused_forward import FusedForward, buffer_bytes
+from engines.torch_engine.memory import GRAPH_BYTES, cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
 from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
 from engines.torch_engine.verify import Watch
+from engines.torch_engine.work import Work
+from traces.errors import BenchctlError
 
 IN_FLIGHT = 4  # rounds whose host buffers are kept apart
 MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
@@ -87,8 +89,11 @@ class TritonEngine:
         self.seed = seed if temperature > 0 else None
         self.return_logits = return_logits
         self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
+        on_card = model.device.type == "cuda"
+        beside = buffer_bytes(model.local, model.dtype, self.max_tokens, self.max_seqs, max_model_len)
+        beside += GRAPH_BYTES if on_card and not enforce_eager else 0
         if num_blocks * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
-            raise cache_out_of_memory(model, num_blocks, block_size)
+            raise cache_out_of_memory(model, num_blocks, block_size, beside)
         shape = (config.num_layers, num_blocks, block_size, model.local.num_kv_heads, config.head_dim)
         max_blocks = min(-(-max_model_len // block_size), num_blocks)
         num_rows = 2 * self.max_seqs
@@ -101,17 +106,22 @@ class TritonEngine:
                     model, self.k_cache, self.v_cache, self.block_tables,
                     max_tokens=self.max_tokens, max_seqs=self.max_seqs, max_model_len=max_model_len, temperature=temperature,
                 )  # fmt: skip
+            self._prepare(num_rows, max_blocks, on_card, enforce_eager)
         except (RuntimeError, MemoryError) as error:
+            if model.team is not None:
+                model.team.explain(error)
             if not is_out_of_memory(error):
                 raise
             self.close()
-            raise cache_out_of_memory(model, num_blocks, block_size) from None
+            raise cache_out_of_memory(model, num_blocks, block_size, beside) from None
+
+    def _prepare(self, num_rows: int, max_blocks: int, on_card: bool, enforce_eager: bool) -> None:
+        """Inputs' buffers on both sides; every kernel compiled and every graph captured that a round can meet."""
         self.rows = TableRows(num_rows, max_blocks)
-        on_card = model.device.type == "cuda"
         largest = self._exact_shape(
             self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), num_rows * max_blocks
         ).size
-        self.inputs = torch.zeros(largest, dtype=torch.int32, device=model.device)
+        self.inputs = torch.zeros(largest, dtype=torch.int32, device=self.model.device)
         self.flights = [
             Flight(
                 torch.zeros(largest, dtype=torch.int32, pin_memory=on_card),
@@ -125,11 +135,20 @@ class TritonEngine:
         self.device_inputs: dict[Shape, DeviceInputs] = {}
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
-        self._weight_bytes, self._matrix_parameters = _sizes(model)
+        self.work = Work(self.model)
         if on_card:
             self._compile_kernels()
             if not enforce_eager:
-                self._capture_graphs()
+                try:
+                    self._capture_graphs()
+                except RuntimeError as error:
+                    if self.model.parallel.size == 1 or is_out_of_memory(error):
+                        raise
+                    raise BenchctlError(
+                        f"CUDA graphs over {self.model.parallel.size} ranks cannot be captured here: {str(error).splitlines()[0]}",
+                        fix="--enforce-eager",
+                        exit_code=1,
+                    ) from None
 
     # -- shapes
 
@@ -244,14 +263,14 @@ class TritonEngine:
                 assert self.watch is not None
                 self.watch.keep(watched, logits, self.forward.tokens)
         except (RuntimeError, MemoryError) as error:
+            if self.model.team is not None:
+                self.model.team.explain(error)
             if not is_out_of_memory(error):
-                if self.model.team is not None:
-                    self.model.team.explain(error)
                 raise
             raise forward_out_of_memory(
                 self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())
             ) from None
-        flops, num_bytes = self._work(
+        flops, num_bytes = self.work.of_round(
             len(inputs.token_ids), len(inputs.yielding), inputs.context_pairs, inputs.context_tokens
         )
         return PendingRound(
@@ -325,34 +344,12 @@ class TritonEngine:
             bytes=handle.bytes,
         )
 
-    def _work(self, num_tokens: int, num_yields: int, context_pairs: int, context_tokens: int) -> tuple[float, float]:
-        """(operations, bytes) a round cannot do without.
-
-        Operations: two a matrix parameter and token, of the head for yielding tokens only, and four a query head, dimension
-        and (query, key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once, what is written of
-        them. Left out: activations, norms, RoPE, sampling, the second reading of keys by further tiles of a chunk.
-        """
-        c = self.model.local
-        head = c.vocab_size * c.hidden_size
-        flops = 2.0 * self._matrix_parameters * num_tokens + 2.0 * head * num_yields
-        flops += 4.0 * c.num_layers * c.num_heads * c.head_dim * context_pairs
-        size = self.model.dtype.itemsize
-        kv = kv_bytes_per_token(c, self.model.dtype)
-        return flops, self._weight_bytes + size * c.hidden_size * num_tokens + kv * (context_tokens + num_tokens)
-
     def close(self) -> None:
         """Give the memory back. Rounds that were launched have to be collected before."""
         if self.model.team is not None:
             self.model.team.release()
         self.graphs = {}
         self.device_inputs = {}
+        self.inputs = self.block_tables = torch.empty(0, dtype=torch.int32)
         self.k_cache = self.v_cache = torch.empty(0)
         self.forward = None  # type: ignore[assignment]
-
-
-def _sizes(model: Model) -> tuple[float, float]:
-    """(bytes of the weights a round reads whole, parameters of the layers' matrices)."""
-    c = model.local
-    head = c.vocab_size * c.hidden_size
-    matrices = c.num_parameters - head * (1 if c.tie_word_embeddings else 2)
-    return float((matrices + head) * model.dtype.itemsize), float(matrices)

@@ -27,10 +27,12 @@ MAX_POSITIONS = 256  # of one request
 ROWS_IN_FLIGHT = 1024  # of the pinned buffer
 POSITIONS_AT_ONCE = 64  # whose whole logits the reference holds
 
-# Largest error of a position's logits (L2 norm of the difference over that of the reference), and least share of positions
-# with the same token. 16-bit: about the rounding of the matrices, grown over a model's layers.
+# Error of a position's logits: L2 norm of the difference over that of the reference; a request's mean may be this large, a
+# single position's twice it. 16-bit: what rounding alone comes to, grown over the layers (plain torch in bfloat16 has a mean of
+# 1.7e-2 at 28 layers, 1.8e-2 at 36; one block misread gives 0.1 to 1).
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-LEAST_AGREEMENT = 0.99
+AT_ONE_POSITION = 2.0
+LEAST_AGREEMENT = 0.99  # share of positions with the same token
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class Watch:
         self.pieces.append(self._pinned[0][: self._filled].float())
         pinned = self._pinned[1].numpy()
         self.rows_kept = [
-            (rows, tokens.astype(np.int64) if np.shares_memory(tokens, pinned) else tokens)
+            (rows, tokens.astype(np.int64) if np.may_share_memory(tokens, pinned) else tokens)
             for rows, tokens in self.rows_kept
         ]
         self._filled = 0
@@ -268,7 +270,10 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        return self.max_error <= self.tolerance and self.agreement_beyond_rounding >= self.least_agreement
+        near = all(
+            r.mean_error <= self.tolerance and r.max_error <= AT_ONE_POSITION * self.tolerance for r in self.requests
+        )  # false for NaN too
+        return near and self.agreement_beyond_rounding >= self.least_agreement
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"passed": self.passed}

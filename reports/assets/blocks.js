@@ -1,7 +1,7 @@
 "use strict";
 // The block map of a small pool: x = round, y = block, colour = owner. A slider steps through the rounds.
 ((B) => {
-  const OWNERS = 8, MAX_HEIGHT = 560;
+  const OWNERS = 8, MAX_HEIGHT = 560 * B.scale;
 
   // Per block the stretches in which nothing about it changes: [from round, to round, owners, cached].
   const stretchesOf = (run) => {
@@ -44,7 +44,7 @@
     const wide = plane.width / Math.max(view.hi - view.lo, 1e-9);
     stretches.forEach((list, k) => {
       const y = plane.top + k * rowHeight, height = Math.max(rowHeight - 1, 1);
-      if (rowHeight >= 11 || k % Math.ceil(12 / rowHeight) === 0) plane.labels.push([String(base + k), y + height / 2]);
+      if (rowHeight >= 11 * B.scale || k % Math.ceil((12 * B.scale) / rowHeight) === 0) plane.labels.push([String(base + k), y + height / 2]);
       let drawn = -Infinity;
       for (const [from, to, owners, cached] of list) {
         const x = x0(from), right = x1(to);
@@ -63,7 +63,7 @@
         }
         const text = owners.length ? name(run, owners[0]) + (owners.length > 1 ? ` +${owners.length - 1}` : "") : "";
         const from_ = Math.max(begin, B.MARGIN.left), room = Math.min(right, B.MARGIN.left + plane.width) - from_;
-        if (text && height >= 11 && room > g.measureText(text).width + 6) {
+        if (text && height >= 11 * B.scale && room > g.measureText(text).width + 6) {
           g.fillStyle = B.colour("cell");
           g.textAlign = "left";
           g.textBaseline = "middle";
@@ -87,10 +87,10 @@
 
   B.startBlocks = () => B.$$(".blockcanvas").forEach((box) => {
     const run = B.runs[+box.dataset.run], slider = B.$("input", box), after = B.$(".after", box), cells = B.$(".cells", box), holder = B.$(".mapbox", box);
-    const total = run.facts.usable_blocks, rowHeight = Math.max(Math.min(Math.floor(MAX_HEIGHT / total), 20), 7);
+    const total = run.facts.usable_blocks, rowHeight = Math.max(Math.min(Math.floor(MAX_HEIGHT / total), 20 * B.scale), 7);
     if (holder) {
       let made = null;
-      new B.Plane(holder, run, total * rowHeight + 26, (plane) => { made = made || stretchesOf(run); drawMap(run, made[0], made[1], rowHeight)(plane); }, { axis: true, top: 0 });
+      new B.Plane(holder, run, total * rowHeight + 26 * B.scale, (plane) => { made = made || stretchesOf(run); drawMap(run, made[0], made[1], rowHeight)(plane); }, { axis: true, top: 0 });
     }
     slider.max = Math.max(run.n - 1, 0);
     const show = (i) => {

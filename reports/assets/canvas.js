@@ -2,7 +2,7 @@
 // A canvas along the shared axis: sized to its box, with margins, ticks, the cursor line, drag to zoom, and keys.
 ((B) => {
   const view = B.view;
-  B.MARGIN = { left: 54, right: 10 };
+  B.MARGIN = { left: 54 * B.scale, right: 10 };
 
   const planes = [];
   class Plane {
@@ -25,7 +25,7 @@
       this.listen();
     }
     setHeight(height) { this.height = height; this.canvas.style.height = `${height}px`; }
-    get bottom() { return this.height - (this.axis ? 20 : 4); }
+    get bottom() { return this.height - (this.axis ? 20 * B.scale : 4); }
     x(at) { return B.MARGIN.left + ((at - view.lo) / (view.hi - view.lo)) * this.width; }
     at(x) { return view.lo + ((x - B.MARGIN.left) / this.width) * (view.hi - view.lo); }
 
@@ -38,7 +38,7 @@
     }
     paint() {
       this.stale = false;
-      const ratio = Math.min(devicePixelRatio || 1, 2), full = this.box.clientWidth;
+      const ratio = Math.min(devicePixelRatio || 1, 2), full = B.paper || this.box.clientWidth;
       this.width = full - B.MARGIN.left - B.MARGIN.right; // read once: asking the layout costs more than drawing
       if (this.width <= 0) return;
       this.least = 1 / ratio; // a device pixel
@@ -48,7 +48,7 @@
       const g = (this.g = this.canvas.getContext("2d"));
       g.setTransform(ratio, 0, 0, ratio, 0, 0);
       g.clearRect(0, 0, full, this.height);
-      g.font = `11.5px ${B.colour("sans")}`;
+      g.font = `${11.5 * B.scale}px ${B.colour("sans")}`;
       this.labels = [];
       this.grid();
       g.save();
@@ -64,7 +64,7 @@
       this.moveCursor(view.cursor);
     }
     grid() {
-      const g = this.g, ticks = B.ticks(view.lo, view.hi, this.width / 110);
+      const g = this.g, ticks = B.ticks(view.lo, view.hi, this.width / (110 * B.scale));
       g.strokeStyle = B.colour("grid");
       g.fillStyle = B.colour("dim");
       g.textAlign = "center";
@@ -76,7 +76,7 @@
         g.moveTo(x, this.top);
         g.lineTo(x, this.bottom);
         g.stroke();
-        if (this.axis) g.fillText(view.axis === "round" ? tick.toLocaleString("en") : `${B.short(tick)} s`, x, this.bottom + 5);
+        if (this.axis) g.fillText(view.axis === "round" ? tick.toLocaleString("en") : `${B.short(tick)}${B.logical ? "" : " s"}`, x, this.bottom + 5);
       }
     }
     // Horizontal lines with labels on the left for values 0 … most.

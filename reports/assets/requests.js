@@ -2,7 +2,7 @@
 // Every request over the shared axis: queued, prefill chunks, decode, stalled, preempted; and one request's life as a table.
 ((B) => {
   const view = B.view, PHASES = ["queued", "prefill", "decode", "stalled", "preempted"];
-  const ROOM = 420; // pixels for the rows of a timeline
+  const ROOM = 420 * B.scale, LEAST_ROW = 1.6 * B.scale; // pixels for the rows of a timeline, and of one row
 
   // Stretches of a request in seconds: [phase, from, to, round at its beginning]. `stalled` lies over decode and prefill.
   B.phases = (run, row) => {
@@ -66,6 +66,7 @@
   };
 
   // -- one life
+  const needs = ({ needed, available, unit }) => `needs ${B.int(needed)} ${needed === 1 ? (unit || "").replace(/s$/, "") : unit || ""}, ${B.int(available)} there`;
   B.life = (run, row) => {
     const { requests, singles, stretches, decisions } = run.tables, request = requests.request[row], lines = [];
     const time = (name) => { const v = value(run, name, row); return v === null ? null : v / 1e6; };
@@ -75,9 +76,9 @@
     const about = run.facts.batches ? run.ofRequest.get(request) : null;
     if (about) {
       let held = null;
-      const flush = () => { if (held) at(run.start[held.from], held.from, `held: ${held.reason}`, `${held.times > 1 ? `in ${B.int(held.times)} rounds up to ${B.int(run.round[held.to])}; first: ` : ""}${held.needed === null ? "" : `needs ${B.int(held.needed)} ${held.unit || ""}, ${B.int(held.available)} there`}`); held = null; };
+      const flush = () => { if (held) at(run.start[held.from], held.from, `held: ${held.reason}`, `${held.times > 1 ? `in ${B.int(held.times)} rounds up to ${B.int(run.round[held.to])}; first: ` : ""}${held.needed === null ? "" : needs(held)}`); held = null; };
       for (const d of about.decisions) {
-        const row = run.decision(d), numbers = row.needed === null ? "" : `needs ${B.int(row.needed)} ${row.unit}, ${B.int(row.available)} there`;
+        const row = run.decision(d), numbers = row.needed === null ? "" : needs(row);
         if (row.kind === "hold" || row.kind === "skip") {
           if (held && held.reason === row.reason) { held.times++; held.to = row.at; continue; }
           flush();
@@ -108,7 +109,7 @@
     box.replaceChildren(
       B.el("h4", {}, `Request ${run.ids[row]}`, run.ids[row] === run.label(request) ? "" : ` (${run.label(request)})`, `: ${run.words.status[run.tables.requests.status[row]]}`),
       B.el("p", { class: "note" }, facts.map(([name, seconds]) => `${name} ${B.ms(seconds)}`).join(" · ")),
-      B.table(["time, s", "round", "what", ""], B.life(run, row).map(([t, i, what, numbers]) => [+t.toFixed(6), i === null ? null : B.roundLink(run, i), what, numbers])),
+      B.table([B.logical ? "tick" : "time, s", "round", "what", ""], B.life(run, row).map(([t, i, what, numbers]) => [+t.toFixed(6), i === null ? null : B.roundLink(run, i), what, numbers])),
     );
     if (!how.quiet) box.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
     B.gantts.get(run)?.();
@@ -130,13 +131,20 @@
           const begin = requests.arrival_s[one] / 1e6, end = requests.finished_s[one] > 0 ? requests.finished_s[one] / 1e6 : run.facts.duration_s;
           return begin <= to && Math.max(end, begin) >= from && (!text || run.ids[one].toLowerCase().includes(text) || run.labels[one].toLowerCase() === text);
         });
-        row = Math.max(Math.min(ROOM / Math.max(order.length, 1), 18), 1.6);
-        const count = `${B.int(order.length)} of ${B.int(requests.rows)} request${requests.rows === 1 ? "" : "s"}`;
+        const there = order.length;
+        if (there * LEAST_ROW > 2.5 * ROOM) {
+          // Of neighbours in the order the slowest (by arrival) or the first, so that what is long is always seen.
+          const step = Math.ceil((there * LEAST_ROW) / ROOM), slowest = ORDERS.e2el, kept = [];
+          for (let k = 0; k < there; k += step) kept.push(by.value === "arrival" ? order.slice(k, k + step).reduce((a, b) => (slowest(run, b) < slowest(run, a) ? b : a)) : order[k]);
+          order = kept;
+        }
+        row = Math.max(Math.min(ROOM / Math.max(order.length, 1), 18 * B.scale), LEAST_ROW);
+        const count = order.length < there ? `${B.int(order.length)} of ${B.int(there)} requests drawn, of every ${Math.ceil(there / order.length)} the slowest: zoom in or search for others` : `${B.int(there)} of ${B.plural(requests.rows, "request")}`;
         if (count !== seen) B.$(".gantt-count", box).textContent = seen = count;
-        const height = Math.round(Math.min(Math.max(order.length * row, 60), ROOM) + 24);
+        const height = Math.round(Math.min(Math.max(order.length * row, 60), ROOM) + 24 * B.scale);
         scroller.style.height = `${height + 2}px`;
         plane.setHeight(height);
-        spacer.style.height = `${Math.max(order.length * row + 24, height)}px`;
+        spacer.style.height = `${Math.max(order.length * row + 24 * B.scale, height)}px`;
       };
       const draw = (p) => {
         const g = p.g, top = scroller.scrollTop, first = Math.floor(top / row), last = Math.min(Math.ceil((top + p.bottom) / row), order.length);
@@ -205,14 +213,13 @@
       const run = B.runs[+details.dataset.run], body = B.$("div", details), { requests } = run.tables, LIMIT = 1000;
       if (!details.open || body.childElementCount) return;
       const counts = ["prompt_tokens", "emitted_tokens", "cached_tokens", "recomputed_tokens", "preemptions"];
-      const inMs = (seconds) => (seconds === null ? null : +(seconds * 1000).toFixed(3));
       const rows = B.requestOrder(run, B.$(`#order-${run.place}`).value).slice(0, LIMIT).map((row) => [
         B.requestLink(run, requests.request[row]), run.ids[row], run.words.status[requests.status[row]] + (["max_tokens", null].includes(run.words.end[requests.reason[row]]) ? "" : `: ${run.words.end[requests.reason[row]]}`),
         value(run, "arrival_s", row) === null ? null : value(run, "arrival_s", row) / 1e6, ...counts.map((name) => value(run, name, row)),
-        inMs(span(run, row, "arrival_s", "first_token_s")), inMs(span(run, row, "arrival_s", "finished_s")), inMs(span(run, row, "arrival_s", "first_scheduled_s")), inMs(span(run, row, "first_scheduled_s", "first_token_s")), inMs(span(run, row, "first_token_s", "finished_s")),
-        inMs((value(run, "stalled_s", row) ?? 0) / 1e6), inMs((value(run, "preempted_s", row) ?? 0) / 1e6),
+        B.latency(span(run, row, "arrival_s", "first_token_s")), B.latency(span(run, row, "arrival_s", "finished_s")), B.latency(span(run, row, "arrival_s", "first_scheduled_s")), B.latency(span(run, row, "first_scheduled_s", "first_token_s")), B.latency(span(run, row, "first_token_s", "finished_s")),
+        B.latency((value(run, "stalled_s", row) ?? 0) / 1e6), B.latency((value(run, "preempted_s", row) ?? 0) / 1e6),
       ]);
-      body.append(B.table(["request", "id", "status", "arrival, s", "prompt", "output", "cached", "recomputed", "preemptions", "TTFT, ms", "E2E, ms", "queue", "prefill", "decode", "stalled", "preempted"], rows));
+      body.append(B.table(["request", "id", "status", B.logical ? "arrival, tick" : "arrival, s", "prompt", "output", "cached", "recomputed", "preemptions", ...["TTFT", "E2E"].map((name) => `${name}, ${B.logical ? "rounds" : "ms"}`), "queue", "prefill", "decode", "stalled", "preempted"], rows));
       if (requests.rows > LIMIT) body.append(B.el("p", { class: "note" }, `The first ${B.int(LIMIT)} of ${B.int(requests.rows)} in the order chosen above.`));
     }));
   };

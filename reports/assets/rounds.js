@@ -178,7 +178,7 @@
     const facts = [
       `${text.kind}, ${B.int(value("num_seqs"))} sequence${value("num_seqs") === 1 ? "" : "s"}`, tokens.join(" + ") || "nothing fed",
       `free blocks ${text.free}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}`, `running ${B.int(value("running"))}, waiting ${B.int(value("waiting"))}`,
-      `${B.ms(run.end[i] - run.start[i])} from ${B.seconds(run.start[i])} s`,
+      B.logical ? B.moment(run.end[i]) : `${B.ms(run.end[i] - run.start[i])} from ${B.moment(run.start[i])}`,
     ];
     return [`Round ${B.int(run.round[i])}`, facts.join(" · "), [text.batch, text.why].filter(Boolean).join(" — ")];
   };
@@ -197,7 +197,7 @@
       lanes.forEach((lane, k) => {
         const plane = B.el("div");
         box.append(B.el("div", { class: "lane", "data-lane": lane.title }, B.el("div", { class: "lane-head" }, B.el("b", {}, lane.title), lane.unit ? B.el("span", { class: "unit" }, lane.unit) : null, B.legend(lane.keys), lane.note ? B.el("span", { class: "unit right" }, lane.note) : null), plane));
-        const drawn = new B.Plane(plane, run, lane.height + (k === lanes.length - 1 ? 20 : 0), (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
+        const drawn = new B.Plane(plane, run, (lane.height + (k === lanes.length - 1 ? 20 : 0)) * B.scale, (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
         lane.plane = drawn;
       });
       let queued = false;
@@ -217,7 +217,7 @@
     const range = B.$("#window-text");
     B.on("window", () => {
       const whole = view.lo <= view.whole[view.axis][0] && view.hi >= view.whole[view.axis][1];
-      range.textContent = view.axis === "round" ? `rounds ${B.int(Math.ceil(view.lo))}–${B.int(Math.floor(view.hi))}` : `${B.seconds(view.lo)}–${B.seconds(view.hi)} s`;
+      range.textContent = view.axis === "round" ? `rounds ${B.int(Math.ceil(view.lo))}–${B.int(Math.floor(view.hi))}` : B.stretch(view.lo, view.hi);
       B.$("#window-reset").hidden = whole;
     });
     B.$("#window-reset").addEventListener("click", B.resetWindow);
@@ -233,7 +233,7 @@
         if (!details.open || !run.n) return;
         const first = B.indexAt(run, view.lo), last = Math.min(B.indexAt(run, view.hi), first + LIMIT - 1), rows = [];
         for (let i = first; i <= last; i++) rows.push([run.round[i], +run.start[i].toFixed(6), +run.end[i].toFixed(6), ...columns.map((column) => (run.words[column] ? run.word("rounds", column, i) : run.value(column, i)))]);
-        body.replaceChildren(B.table(["round", "start, s", "end, s", ...columns], rows));
+        body.replaceChildren(B.table(["round", ...(B.logical ? ["from tick", "to tick"] : ["start, s", "end, s"]), ...columns], rows));
         if (B.indexAt(run, view.hi) > last) body.append(B.el("p", { class: "note" }, `The first ${LIMIT} rounds of those in view; zoom in for others.`));
       };
       details.addEventListener("toggle", fill);

@@ -18,6 +18,11 @@
     return node;
   };
 
+  const PAPER = 690; // pixels of text width, of A4 and of Letter
+  B.paper = null;
+  // Large screens have larger type (style.css); what is drawn by pixels grows with it.
+  B.scale = parseFloat(getComputedStyle(root).fontSize) / 16 || 1;
+
   // -- numbers
   B.int = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
   B.num = (value) => {
@@ -26,7 +31,14 @@
     const digits = size >= 1000 || value === 0 ? 0 : size >= 100 ? 1 : size >= 0.1 ? 2 : 4;
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
-  B.ms = (seconds) => (seconds === null || seconds === undefined ? "–" : `${B.num(seconds * 1000)} ms`);
+  B.hostMs = (seconds) => (seconds === null || seconds === undefined ? "–" : `${B.num(seconds * 1000)} ms`);
+  B.plural = (count, noun) => `${B.int(count)} ${noun}${count === 1 ? "" : "s"}`;
+  // Of the run's clock. One that counts rounds (B.logical) measures nothing: there a second is a round.
+  B.logical = false;
+  B.ms = (seconds) => (B.logical && seconds !== null && seconds !== undefined ? B.plural(+seconds.toFixed(6), "round") : B.hostMs(seconds));
+  B.latency = (seconds) => (seconds === null ? null : +(seconds * (B.logical ? 1 : 1000)).toFixed(3));
+  B.moment = (seconds) => (B.logical ? `tick ${B.seconds(seconds)}` : `${B.seconds(seconds)} s`);
+  B.stretch = (from, to) => (B.logical ? `ticks ${B.seconds(from)}–${B.seconds(to)}` : `${B.seconds(from)}–${B.seconds(to)} s`);
   B.seconds = (value) => value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: value < 10 ? 4 : 3 });
 
   // -- theme: auto follows the system
@@ -62,8 +74,9 @@
       store.set(choice);
       applyTheme();
     });
-    addEventListener("beforeprint", () => { applyTheme("light"); B.paintAll(); });
-    addEventListener("afterprint", () => applyTheme());
+    // On paper pictures are drawn anew, for its width rather than the window's.
+    addEventListener("beforeprint", () => { B.paper = PAPER; applyTheme("light"); B.paintAll(); });
+    addEventListener("afterprint", () => { B.paper = null; applyTheme(); });
   };
 
   // -- the window in view: rounds or seconds, the same for every run

@@ -2,7 +2,7 @@
 // Any round in full: its batch, who was held for want of what, who was preempted for whom, what was evicted; and the list of
 // all rounds, searched by what they hold rather than by text, so that 100,000 of them answer at once.
 ((B) => {
-  const ROW = 30;
+  const ROW = 30 * B.scale;
 
   // -- masks over rounds: 1 where the round has what is asked for
   const marks = (run, places) => { const mask = new Uint8Array(run.n); for (const i of places) mask[i] = 1; return mask; };
@@ -89,9 +89,9 @@
       ["prefix cache", value("queried_tokens") ? `${B.int(value("cached_tokens"))} of ${B.int(value("queried_tokens"))} tokens looked up were hit` : "nothing looked up"],
       ["free blocks", `${text.free}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}; ${B.int(value("cached_free_blocks"))} of the free ones hold reusable KV`],
       ["loops", ["stop_running", "stop_waiting"].map((column) => { const word = run.word("rounds", column, i); return `${column === "stop_running" ? "running" : "waiting"}: ${word === null ? "did not run" : `${word} (${B.meta.stops[word] || "?"})`}`; }).join("; ")],
-      ["time", `${B.seconds(run.start[i])}–${B.seconds(run.end[i])} s, ${B.ms(run.end[i] - run.start[i])}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
+      ["time", `${B.stretch(run.start[i], run.end[i])}${B.logical ? "" : `, ${B.ms(run.end[i] - run.start[i])}`}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
     ];
-    const host = ["schedule_s", "prepare_s", "device_s", "update_s", "record_s"].filter((column) => value(column) !== null).map((column) => `${column.slice(0, -2)} ${B.ms(value(column) / 1e6)}`);
+    const host = ["schedule_s", "prepare_s", "device_s", "update_s", "record_s"].filter((column) => value(column) !== null).map((column) => `${column.slice(0, -2)} ${B.hostMs(value(column) / 1e6)}`);
     if (host.length) pairs.push(["host and device", host.join(", ")]);
     if (value("flops") !== null) pairs.push(["work", `${B.short(value("flops") / 1e9)} GFLOP, ${B.short((value("bytes") || 0) / 1e6)} MB`]);
     if (run.facts.batches) {

@@ -20,9 +20,11 @@ from traces.formats import (
     mooncake,
     openai,
     otel,
+    payloads,
     ragpulse,
     servegen,
     servegen_clients,
+    sglang_agentic,
     sharegpt,
     splitwise_sim,
     vidur,
@@ -38,7 +40,7 @@ FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
     for module in (
         canonical, azure, burstgpt, vidur, lengths, splitwise_sim, servegen_clients,
-        ragpulse, bailian, copilot, weka, otel, aibrix, llmservingsim, servegen, openai, sharegpt, chats, aiperf, mooncake,
+        ragpulse, bailian, copilot, weka, otel, aibrix, llmservingsim, servegen, openai, sglang_agentic, sharegpt, chats, payloads, aiperf, mooncake,
         vllm_custom, mapped,
     )
 }  # fmt: skip

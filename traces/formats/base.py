@@ -108,8 +108,11 @@ class Reader:
         self.counts: Counter[str] = Counter()  # things met, by name, for the header and the report
         self.warnings: list[str] = []
 
-    def read(self, record: Any, number: int) -> Iterable[Draft]:
-        """The rows of one record; `number` is its 0-based place among the records. Raises RowFault."""
+    def read(self, record: Any, number: int) -> Iterable[Draft | RowFault]:
+        """The rows of one record; `number` is its 0-based place among the records.
+
+        Raises RowFault where the record is bad; of one that holds many, a RowFault may also stand in the place of a bad part.
+        """
         raise RowFault("a reader without `read`")
 
     def time(self, value: Any, unit: str, key: str, *, texts: bool = False) -> int:

@@ -22,6 +22,7 @@ from traces.rows import RowFault
 HEAD_BYTES = 4 << 20  # of the unpacked file, to find the first record in
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 256 << 20
+csv.field_size_limit(1 << 20)  # a prompt may be long; this also bounds how far a quote that is not closed is followed
 
 Place = tuple[str, Any]  # where ("line 5", "entry 3"), and the record or the RowFault in its stead
 
@@ -102,51 +103,69 @@ def read_records(sample: Sample) -> Iterator[Place]:
 
 
 def _csv_rows(sample: Sample) -> Iterator[Place]:
+    """A field may hold line ends. Where a quote is not closed only its own line is bad: those after it are read anew."""
     source, _ = open_bytes(sample.path)
     width = len(sample.columns)
     headed = not _is_number(sample.columns[0])
-    number = missed = 0
-    with source, reading_faults(sample.path, lambda: f"after line {number}"):
-        reader = csv.reader(_text_lines(source))
+    lines = _TextLines(source)
+    with source, reading_faults(sample.path, lambda: f"after line {lines.number}"):
+        reader = csv.reader(lines)
         while True:
+            lines.held.clear()
             try:
                 row = next(reader)
+                fault = None if len(row) == width else f"{len(row)} columns, the first line has {width}"
             except StopIteration:
                 return
-            except (csv.Error, UnicodeDecodeError) as error:
-                missed += isinstance(error, UnicodeDecodeError)  # a line that the reader never saw
-                number = reader.line_num + missed
-                fault = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not CSV: {error}"
-                yield f"line {number}", RowFault(fault, fix="mend the line, or --skip-bad")
+            except UnicodeDecodeError:
+                row, fault = [""], "not UTF-8"
+            except csv.Error as error:
+                row, fault = [""], f"not CSV: {error}"
+            start = lines.number - len(lines.held) + 1
+            if lines.ended or fault is not None and len(lines.held) > 1:
+                fault = "a quote is opened and not closed"
+                lines.back()
+                reader = csv.reader(lines)
+            if start == 1 and headed or not row:
                 continue
-            number = reader.line_num + missed
-            if number == 1 and headed or not row:
+            if fault is not None:
+                yield f"line {start}", RowFault(fault, fix="mend the line, or --skip-bad")
                 continue
-            if len(row) != width:
-                fault = f"{len(row)} columns, the first line has {width}"
-                yield f"line {number}", RowFault(fault, fix="mend the line, or --skip-bad")
-                continue
-            yield f"line {number}", row
+            yield f"line {start}", row
 
 
-class _text_lines:
-    """Lines of a binary file as text. Unlike a generator it goes on after a line that is no UTF-8."""
+class _TextLines:
+    """Lines of a binary file as text, for csv. Unlike a generator it goes on after a line that is no UTF-8. Mutable.
+
+    `held`: the lines given out since the user last emptied it; `ended`: the file's end was met, maybe in the midst of a record.
+    """
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
-        self._first = True
+        self._again: list[bytes] = []  # the next one last
+        self.held: list[bytes] = []
+        self.number = 0  # of the last line given out, from 1
+        self.ended = False
 
-    def __iter__(self) -> _text_lines:
+    def __iter__(self) -> _TextLines:
         return self
 
     def __next__(self) -> str:
-        line = self._source.readline(MAX_LINE_BYTES)
+        line = self._again.pop() if self._again else self._source.readline(MAX_LINE_BYTES)
         if not line:
+            self.ended = bool(self.held)
             raise StopIteration
-        if self._first:
-            self._first = False
+        self.number += 1
+        self.held.append(line)
+        if self.number == 1:
             line = line.removeprefix(BOM)
         return line.decode("utf-8")
+
+    def back(self) -> None:
+        """Give out all held lines but the first once more."""
+        self._again.extend(reversed(self.held[1:]))
+        self.number -= len(self.held) - 1
+        self.ended = False
 
 
 def _is_number(text: str) -> bool:

@@ -1,0 +1,78 @@
+"""What a finished cell's records say: whether SLOs were met, by how many, and what a simulation's durations are worth.
+
+Reads the run folder only, so other SLOs need no new replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from reports import metrics
+from reports.run import Run, open_run
+from traces.errors import BenchctlError
+
+
+def judge(path: str | Path, slo: Mapping[str, float]) -> dict[str, Any] | None:
+    """`attainment`, `good`, `total`, `request_goodput` and `misses` (metric -> requests beyond its SLO) of a run.
+
+    `slo`: metric -> ms. Refused and unfinished requests count in the total. None without SLOs, or where the run is gone.
+    """
+    if not slo:
+        return None
+    try:
+        run = open_run(path)
+        found = metrics.attainment(run, dict(slo))
+        frame = per_request(run, slo)
+    except (BenchctlError, OSError, pl.exceptions.PolarsError):
+        return None
+    assert found is not None
+    good, total = found
+    misses = {name: int((frame[name] * 1000 > limit).sum()) for name, limit in slo.items()}
+    return {
+        "slo": dict(slo),
+        "good": good,
+        "total": total,
+        "attainment": good / total if total else None,
+        "request_goodput": good / run.duration_s if run.duration_s else None,
+        "misses": misses | {"not finished": total - frame.height},
+    }
+
+
+def per_request(run: Run, slo: Mapping[str, float]) -> pl.DataFrame:
+    """The metrics of the SLOs of each finished request, seconds; of `itl` a request's largest gap."""
+    frame = metrics.per_request(run)
+    if "itl" in slo:
+        frame = frame.join(metrics.itl(run).group_by("request").agg(pl.col("itl").max()), on="request", how="left")
+    return frame.select(list(slo)).collect()
+
+
+def simulation_of(path: str | Path) -> dict[str, Any] | None:
+    """Of a simulated run: profile, the error stated for it (a share of a time), what that error is, share of rounds outside."""
+    try:
+        about = open_run(path).manifest.get("simulation")
+    except (BenchctlError, OSError):
+        return None
+    if not isinstance(about, dict):
+        return None
+    error, what = stated_error(about)
+    rounds, outside = int(about.get("rounds") or 0), int(about.get("outside") or 0)
+    return {
+        "profile": about.get("profile"),
+        "device": about.get("device"),
+        "error": error,
+        "error_is": what,
+        "outside_share": outside / rounds if rounds else 0.0,
+    }
+
+
+def stated_error(about: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The ±x of a profile: its p95 residual of a round, the worst kind; None where it states none."""
+    residuals = [r for r in about.get("residuals") or [] if isinstance(r, dict) and r.get("p95") is not None]
+    if not residuals:
+        return None, "the profile states no error"
+    worst = max(residuals, key=lambda r: float(r["p95"]))
+    return float(worst["p95"]), f"95 % of {worst['kind']} rounds were predicted better where the profile was fitted"

@@ -1,0 +1,258 @@
+"""A sweep's answer in words: which setting, with what margin, what decides, and what the figures are worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from reports.sweep_view import OBJECTIVES, TIE, Margin, Pick, Setting, SweepView, in_order
+from reports.terminal import METRIC_NAMES, number, share
+
+MATTERS = 0.01  # an axis whose other values cost less than this does not matter
+
+
+def answer(view: SweepView) -> list[str]:
+    """Which setting should I use? A few sentences, the answer first."""
+    if not view.picks:
+        return ["No cell came to its end, so there is nothing to recommend.", *failures(view)]
+    sentences: list[str] = []
+    if len(view.picks) == 1:
+        pick = next(iter(view.picks.values()))
+        sentences += of_one(view, pick)
+    else:
+        for key, pick in list(view.picks.items())[:4]:
+            sentences.append(f"At {view.workload_name(key)}: {lower(headline(view, pick))}")
+        if len(view.picks) > 4:
+            sentences.append(f"{len(view.picks) - 4} more workloads stand in the table below.")
+        sentences += for_all(view)
+    return [*sentences, *worth(view), *failures(view)]
+
+
+def lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def slo_text(view: SweepView) -> str:
+    return " and ".join(f"{METRIC_NAMES[name]} ≤ {limit:g} ms" for name, limit in view.slo.items())
+
+
+def headline(view: SweepView, pick: Pick) -> str:
+    """The pick of a workload in one sentence."""
+    setting, name = pick.setting, view.name_of(pick.setting)
+    if view.mode == "rate":
+        high = setting.mean("rate_high")
+        rate, low = setting.figures["rate"][0], setting.mean("rate_low") or 0.0
+        bar = f"+{high - rate:.3g}" if high is not None else "no bound above"
+        return (
+            f"Use {name}: it sustains {number(rate)} requests/s ({bar}, −{rate - low:.3g}) with {100 * view.attainment:.4g}% of the "
+            f"requests within {slo_text(view)}."
+        )
+    if view.mode == "slo":
+        attained, goodput = setting.mean("attainment"), setting.mean("request_goodput")
+        head = f"Use {name}: {share(attained)} of the requests meet {slo_text(view)}, a goodput of {number(goodput)} requests/s."
+        if pick.meets:
+            return head
+        return (
+            f"No setting keeps {slo_text(view)} for {100 * view.attainment:.4g}% of the requests; nearest by goodput is {name}, "
+            f"with {share(attained)} and {number(goodput)} requests/s."
+        )
+    return (
+        f"Highest throughput: {name}, {number(setting.mean('output_throughput'))} output tokens/s at a p99 TTFT of "
+        f"{number(setting.mean('p99_ttft_ms'))} ms."
+    )
+
+
+def of_one(view: SweepView, pick: Pick) -> list[str]:
+    """The pick, its margin, its rivals, what decides."""
+    out = [headline(view, pick)]
+    if view.mode == "rate" and pick.setting.mean("fails_at") is not None:
+        out.append(f"At {number(pick.setting.mean('fails_at'))} requests/s it fails: {pick.setting.reason}.")
+    if view.mode == "slo" and pick.tightest is not None:
+        out.append(margin_text(view, pick.tightest))
+    if view.mode == "front":
+        out += trade(view, [s for s in view.settings if s.status == "complete"], pick.setting)
+    label, unit = OBJECTIVES[view.mode][1:]
+    if pick.tied and view.mode != "front":
+        within = "their error bars overlap" if view.mode == "rate" else f"within {TIE:.0%}"
+        if view.mode == "slo" and view.repeats > 1:
+            within += ", or ahead in a repeat"
+        chosen = "" if view.mode == "rate" else "; of them this one has the most to spare"
+        count = len(pick.tied)
+        out.append(
+            f"{count} other setting{' is' if count == 1 else 's are'} as good in {label} ({within}){chosen}"
+            + (f": {view.name_of(pick.tied[0])}." if count == 1 else ".")
+        )
+        if count > 1 and (common := shared_text(view, (pick.setting, *pick.tied))):
+            out.append(f"All of them have {common}; the other axes are free within them.")
+    if pick.next is not None and view.mode != "front":
+        value, best = pick.next.figures[view.objective][0], pick.setting.figures[view.objective][0]
+        less = f", {1 - value / best:.0%} less" if best > 0 else ""
+        out.append(f"The next one, {view.name_of(pick.next)}, has a {label} of {number(value)} {unit}{less}.")
+    return out + decides(view)
+
+
+def shared_text(view: SweepView, settings: Sequence[Setting]) -> str:
+    """`max-num-seqs 32, 64 or 128 and kv-cache-tokens 65536`: the axes of which these settings take some values only."""
+    texts = []
+    for axis in view.choices:
+        every = in_order({setting.values[axis] for setting in view.settings})
+        taken = [value for value in every if any(setting.values[axis] == value for setting in settings)]
+        if len(taken) < len(every):
+            words = ["not given" if value is None else value for value in taken]
+            texts.append(f"{axis} " + (", ".join(words[:-1]) + " or " if len(words) > 1 else "") + words[-1])
+    return ", ".join(texts[:-1]) + " and " + texts[-1] if len(texts) > 1 else "".join(texts)
+
+
+def margin_text(view: SweepView, margin: Margin) -> str:
+    """How far the tightest SLO is, and whether the error leaves it standing."""
+    parts = []
+    if view.repeats > 1:
+        parts.append(f"repeats ±{margin.spread:.1%}")
+    if view.error is not None:
+        parts.append(f"profile ±{view.error:.1%}")
+    total = (margin.spread if view.repeats > 1 else 0.0) + (view.error or 0.0)
+    metric = METRIC_NAMES[margin.metric]
+    head = f"Its tightest SLO is {metric}: {margin.percentile} {number(margin.value)} ms of {margin.limit:g} ms"
+    head += f", {margin.left:.0%} to spare" if margin.left >= 0 else f", {-margin.left:.0%} beyond it"
+    if not parts:
+        return f"{head}; with one replay of each setting its error is not known (--repeat 3 shows the spread)."
+    verdict = (
+        "the margin is larger than that"
+        if margin.value * (1 + total) <= margin.limit
+        else "that is more than the margin"
+    )
+    return f"{head}, with an error of ±{total:.1%} ({', '.join(parts)}): {verdict}."
+
+
+def trade(view: SweepView, settings: Sequence[Setting], fastest: Setting) -> list[str]:
+    """Without SLOs there is a front and no single answer: its ends, and the point between."""
+    known = [s for s in settings if s.mean("p99_ttft_ms") and s.mean("output_throughput")]
+    if not known:
+        return ["Without --goodput there is no single answer, and too few samples for p99."]
+    quick = min(known, key=lambda s: (s.figures["p99_ttft_ms"][0], -s.figures["output_throughput"][0]))
+    out = []
+    if quick is not fastest:
+        out.append(
+            f"Shortest p99 TTFT: {view.name_of(quick)}, {number(quick.mean('p99_ttft_ms'))} ms at "
+            f"{number(quick.mean('output_throughput'))} tokens/s."
+        )
+        between = balanced(known)
+        if between not in (quick, fastest):
+            out.append(
+                f"Between them: {view.name_of(between)}, {number(between.mean('p99_ttft_ms'))} ms at "
+                f"{number(between.mean('output_throughput'))} tokens/s."
+            )
+        out.append('Which of them to use depends on what is promised: --goodput "ttft:200 tpot:50" gives one answer.')
+    else:
+        out.append("It has the shortest p99 TTFT as well, so on this workload nothing is traded.")
+    return out
+
+
+def balanced(settings: Sequence[Setting]) -> Setting:
+    """Nearest to the best of both, each axis scaled to its range, TTFT by its logarithm."""
+    speeds = [s.figures["output_throughput"][0] for s in settings]
+    waits = [math.log(s.figures["p99_ttft_ms"][0]) for s in settings]
+
+    def scaled(value: float, values: Sequence[float]) -> float:
+        width = max(values) - min(values)
+        return (value - min(values)) / width if width else 0.0
+
+    distances = [
+        math.hypot(1 - scaled(speed, speeds), scaled(wait, waits)) for speed, wait in zip(speeds, waits, strict=True)
+    ]
+    return settings[min(range(len(settings)), key=distances.__getitem__)]
+
+
+def for_all(view: SweepView) -> list[str]:
+    """The one setting that loses least over all workloads."""
+    name = view.objective
+    by_choice: dict[tuple[str | None, ...], dict[tuple[str | None, ...], float]] = {}
+    for setting in view.settings:
+        key = view.workload_of(setting)
+        if setting.status == "complete" and key in view.picks and name in setting.figures:
+            best = view.picks[key].setting.figures[name][0]
+            if best > 0:
+                choice = tuple(setting.values[axis] for axis in view.choices)
+                by_choice.setdefault(choice, {})[key] = setting.figures[name][0] / best
+    everywhere = {choice: shares for choice, shares in by_choice.items() if len(shares) == len(view.picks)}
+    if not everywhere or not view.choices:
+        return []
+    choice, shares = max(everywhere.items(), key=lambda item: min(item[1].values()))
+    worst = min(shares, key=shares.__getitem__)
+    named = ", ".join(f"{axis} {value}" for axis, value in zip(view.choices, choice, strict=True) if value is not None)
+    label = OBJECTIVES[view.mode][1]
+    loss = max(1 - shares[worst], 0.0)
+    tail = (
+        "nowhere worse than the best by more than 1 %" if loss < TIE
+        else f"at worst {loss:.0%} less {label} than the best, at {view.workload_name(worst)}"
+    )  # fmt: skip
+    return [f"One setting for all of them: {named}; {tail}."]
+
+
+def effects(view: SweepView) -> list[tuple[str, str, str, float]]:
+    """(axis, best value, worst value, loss): the best objective that the worst value of an axis still reaches, below the best.
+
+    Over complete settings of a workload; of several workloads the largest loss. Largest first.
+    """
+    name, found = view.objective, []
+    for axis in view.choices:
+        largest: tuple[str, str, float] | None = None
+        for key in view.picks:
+            best: dict[str, float] = {}
+            for setting in view.settings:
+                if setting.status == "complete" and name in setting.figures and view.workload_of(setting) == key:
+                    value = setting.values[axis] or "not given"
+                    best[value] = max(best.get(value, -math.inf), setting.figures[name][0])
+            if len(best) > 1 and max(best.values()) > 0:
+                top, low = max(best, key=best.__getitem__), min(best, key=best.__getitem__)
+                loss = 1 - best[low] / best[top]
+                if largest is None or loss > largest[2]:
+                    largest = top, low, loss
+        if largest is not None:
+            found.append((axis, *largest))
+    return sorted(found, key=lambda effect: -effect[3])
+
+
+def decides(view: SweepView) -> list[str]:
+    """Which axes the objective depends on, and which it does not."""
+    found = effects(view)
+    if not found:
+        return []
+    label = OBJECTIVES[view.mode][1]
+    strong = [f"{axis} ({low} reaches {loss:.0%} less at best)" for axis, _, low, loss in found if loss >= MATTERS]
+    weak = [axis for axis, _, _, loss in found if loss < MATTERS]
+    out = []
+    if strong:
+        out.append(f"What decides {label}: {', '.join(strong[:4])}.")
+    if weak:
+        out.append(f"{', '.join(weak)} {'does' if len(weak) == 1 else 'do'} not move the best {label} by 1 %.")
+    return out
+
+
+def worth(view: SweepView) -> list[str]:
+    """What simulated durations are worth, and how wide repeats are."""
+    out = []
+    if view.mode == "rate" and view.error is not None:
+        out.append(
+            f"The bounds are those of the seeds; the profile's error of ±{view.error:.1%} of a duration comes on top."
+        )
+    if view.outside > 0.01:
+        out.append(
+            f"Up to {view.outside:.0%} of a setting's rounds lie beyond what the profile was fitted on: their durations are "
+            "extrapolated, without a known error."
+        )
+    return out
+
+
+def failures(view: SweepView) -> list[str]:
+    failed = sum(row["status"] == "failed" for row in view.failed)
+    cut = len(view.failed) - failed
+    out = []
+    if failed:
+        out.append(
+            f"{failed} of {view.cells} cells failed and {'is' if failed == 1 else 'are'} left out; the reasons stand at the end."
+        )
+    if cut:
+        why = "no rate was found for them" if view.mode == "rate" else "requests were refused or left over"
+        out.append(f"{cut} of {view.cells} cells are incomplete ({why}) and not recommended.")
+    return out

@@ -1,0 +1,246 @@
+"""Memory over long runs, pools on small cards, and what is said where memory does not suffice."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchctl.build import build_command, build_run
+from benchctl.config import ReplayOptions
+from benchctl.runner import run_one
+from engines.interface import Round
+from engines.model import memory as model_memory
+from engines.model.config import PRESETS
+from engines.model.load import load_model
+from engines.torch_engine import triton_engine
+from engines.torch_engine.memory import cache_out_of_memory, kv_bytes_per_token, max_kv_tokens
+from engines.torch_engine.triton_engine import TritonEngine
+from engines.torch_engine.verify import reference_logits, widen
+from tests.command_line import call, write_trace
+from traces.errors import BenchctlError
+
+MIB = 1 << 20
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads its own size in /proc")
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+class Scales:
+    """Weighs the process, and the card where there is one, every so many rounds."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.weights: list[tuple[int, int, int]] = []  # resident, allocated on the card, free there
+
+    def saw(self, number: int, now_s: float, round: Round, num_tokens: int) -> None:
+        if number % self.every:
+            return
+        gc.collect()
+        on_card = torch.cuda.is_available()
+        free = torch.cuda.mem_get_info()[0] if on_card else 0
+        self.weights.append((resident_bytes(), torch.cuda.memory_allocated() if on_card else 0, free))
+
+
+def weigh(tmp_path: Path, rounds: int, **options: Any) -> Scales:
+    """One request after the other, 500 tokens each, until so many rounds are over; weighed ten times."""
+    num = rounds // 500
+    trace = write_trace(
+        tmp_path / "long.jsonl",
+        [{"id": f"R{i}", "arrival_s": 0.0, "input_length": 8, "output_length": 500} for i in range(num)],
+    )
+    asked = ReplayOptions(
+        trace=str(trace), schedulers=("vllm",), clock="rounds", records="none", report=False, kv_cache_tokens=2048,
+        knobs={"max_num_seqs": 1, "block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 1024}, **options,
+    )  # fmt: skip
+    command = build_command(asked)
+    scales = Scales(rounds // 10)
+    parts = build_run(command, command.policies[0], None)
+    try:
+        result = run_one(parts, scales, threading.Event())
+    finally:
+        parts.engine.close()
+    assert result.error is None and result.outcome.finished == num and result.outcome.rounds >= rounds
+    return scales
+
+
+def growth(scales: Scales, what: int) -> int:
+    """From a third of the run, when everything has been met once, to its end."""
+    values = [weights[what] for weights in scales.weights]
+    return values[-1] - values[len(values) // 3]
+
+
+@needs_proc
+def test_fifty_thousand_rounds_of_the_scheduler_keep_the_process_as_large_as_it_was(tmp_path: Path) -> None:
+    assert growth(weigh(tmp_path, 50_000, engine="null"), 0) < 3 * MIB
+
+
+@needs_proc
+def test_rounds_of_the_plain_engine_keep_the_process_as_large_as_it_was(tmp_path: Path) -> None:
+    assert growth(weigh(tmp_path, 4000, engine="torch", model="tiny", attention_backend="reference"), 0) < 3 * MIB
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [True, False])
+def test_fifty_thousand_rounds_on_a_card_take_no_more_memory_there_or_here(tmp_path: Path, overlap: bool) -> None:
+    scales = weigh(tmp_path, 50_000, engine="torch", model="tiny", overlap=overlap)
+    assert growth(scales, 0) < 8 * MIB, [w[0] // MIB for w in scales.weights]
+    assert growth(scales, 1) == 0, [w[1] for w in scales.weights]
+    assert growth(scales, 2) > -2 * MIB, [w[2] // MIB for w in scales.weights]
+
+
+# -- small cards
+
+
+@pytest.fixture
+def eight_gigabytes() -> Iterator[int]:
+    """This process may have 8 GB of the card, and finds the card to be that large."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 8e9 / total))
+    yield 8_000_000_000
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+def test_a_run_fits_eight_gigabytes_by_itself(
+    eight_gigabytes: int, capfd: pytest.CaptureFixture[str], tmp_path: Path, backend: str
+) -> None:
+    answer = call(
+        capfd, "replay", "traces/sharegpt.jsonl", "--model", "qwen3-0.6b", "--num-prompts", 40, "--request-rate", "inf", "-s", "vllm",
+        "--max-model-len", 4096, "--attention-backend", backend, "--no-report", "--out", tmp_path,
+    )  # fmt: skip
+    assert answer.code == 0, answer.err
+    manifest = json.loads((tmp_path / "vllm" / "manifest.json").read_text())
+    tokens = manifest["limits"]["usable_tokens"]
+    assert 4096 <= tokens < eight_gigabytes / kv_bytes_per_token(PRESETS["qwen3-0.6b"], torch.bfloat16)
+    assert torch.cuda.max_memory_reserved() <= eight_gigabytes
+
+
+@pytest.mark.gpu
+def test_too_large_a_model_and_too_large_a_pool_name_what_fits(eight_gigabytes: int) -> None:
+    with pytest.raises(BenchctlError, match="qwen3-8b with 8.19 B parameters in bfloat16 needs 15.26 GiB"):
+        load_model("qwen3-8b")
+    model = load_model("qwen3-0.6b")
+    limits = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, "max_model_len": 4096}
+    with pytest.raises(BenchctlError) as refused:
+        TritonEngine(model, num_blocks=8192, block_size=16, **limits)
+    assert refused.value.fix is not None and refused.value.fix.startswith("--kv-cache-tokens ")
+    fits = int(refused.value.fix.split()[1])
+    assert 0 < fits < 8192 * 16
+    TritonEngine(model, num_blocks=fits // 16, block_size=16, **limits).close()  # and it does
+
+
+@pytest.mark.gpu
+def test_a_pool_leaves_room_for_the_largest_round() -> None:
+    """All memory that may be had is given to the pool; then the two worst rounds run."""
+    from engines.torch_engine.memory import _batch_of_zeros
+
+    model = load_model("qwen3-0.6b")
+    limits = {"max_num_batched_tokens": 16384, "max_num_seqs": 512, "max_model_len": 4096}
+    tokens = max_kv_tokens(model, gpu_memory_utilization=0.9, attention="triton", **limits)
+    engine = TritonEngine(model, num_blocks=tokens // 16, block_size=16, temperature=1.0, **limits)
+    free, total = torch.cuda.mem_get_info()
+    assert free > total * 0.05
+    tables = [list(range(i * 256, (i + 1) * 256)) for i in range(4)]
+    engine.collect(engine.launch(_batch_of_zeros([0] * 4, [4096] * 4, tables)))
+    engine.collect(engine.launch(_batch_of_zeros([4095] * 512, [1] * 512, [tables[0]] * 512)))
+    engine.close()
+
+
+def test_what_fits_leaves_room_for_buffers_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model("tiny", dtype="float32", device="cpu")
+    monkeypatch.setattr("engines.torch_engine.memory.available_bytes", lambda device: 10 * MIB)
+    plain = cache_out_of_memory(model, 1 << 16, 16)
+    assert plain.fix == "--kv-cache-tokens 9216 (576 blocks) or less"
+    beside = cache_out_of_memory(model, 1 << 16, 16, beside=4 * MIB)
+    # 9 MiB less 4 MiB of 1 KiB a token, a multiple of 256.
+    assert beside.fix == "--kv-cache-tokens 5120 (320 blocks) or less" and "beside 0.00 GiB of buffers" in beside.what
+    none = cache_out_of_memory(model, 1 << 16, 16, beside=20 * MIB)
+    assert none.fix == "use a smaller model or a smaller --max-num-batched-tokens and --max-num-seqs"
+
+
+@pytest.mark.parametrize("place", ["FusedForward", "_prepare"])
+def test_memory_that_ends_while_an_engine_is_built_is_one_clear_line(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    model = load_model("tiny", dtype="float32", device="cpu")
+    owner: Any = triton_engine if place == "FusedForward" else TritonEngine
+    monkeypatch.setattr(owner, place, fail)
+    with pytest.raises(BenchctlError, match="a KV cache of 64 blocks of 16 tokens needs") as refused:
+        TritonEngine(model, num_blocks=64, block_size=16, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=128)
+    assert refused.value.fix is not None and "--kv-cache-tokens" in refused.value.fix
+
+
+def test_other_libraries_words_for_no_memory_are_known() -> None:
+    for text in (
+        "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+    ):  # fmt: skip
+        assert model_memory.is_out_of_memory(RuntimeError(text))
+    assert not model_memory.is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+# -- 16-bit against 32
+
+
+def report_of_bfloat16(model: Any, num_tokens: int) -> dict[str, float]:
+    """Plain torch in the model's dtype against float32: errors, and greedy tokens by how clearly the reference chose."""
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, num_tokens)
+    positions = np.arange(1, num_tokens + 1)
+    want, got = (torch.cat(list(reference_logits(m, ids, positions))) for m in (widen(model), model))
+    error = (got - want).norm(dim=1) / want.norm(dim=1)
+    same = (got.argmax(1) == want.argmax(1)).float()
+    top = want.topk(2, dim=1).values
+    clear = (top[:, 0] - top[:, 1]) > 0.04 * want.square().mean(1).sqrt()
+    return {
+        "max error": float(error.max()), "mean error": float(error.mean()), "same token": float(same.mean()),
+        "clear": float(clear.float().mean()), "same where clear": float(same[clear].mean()),
+    }  # fmt: skip
+
+
+def test_bfloat16_is_near_float32_and_chooses_as_it_does_where_the_choice_is_clear() -> None:
+    found = report_of_bfloat16(load_model("tiny", dtype="bfloat16", device="cpu"), 400)
+    assert 1e-3 < found["mean error"] <= found["max error"] <= 2e-2, found
+    assert found["clear"] > 0.5 and found["same where clear"] >= 0.99, found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-8b", "qwen3-8b"])
+def test_bfloat16_of_the_kernels_at_real_sizes(name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A table of what rounding does, printed; random weights, so that logits are flat and many choices are close ones."""
+    answer = call(
+        capfd, "replay", "traces/sharegpt.jsonl", "--model", name, "--num-prompts", 24, "-s", "vllm", "--request-rate", "inf",
+        "--max-model-len", 4096, "--kv-cache-tokens", 16384, "--verify", 8, "--no-report", "--out", tmp_path,
+    )  # fmt: skip
+    found = json.loads((tmp_path / "vllm" / "manifest.json").read_text())["verify"]
+    with capfd.disabled():
+        print(
+            f"\n{name}: kernels in bfloat16 against float32 over {found['positions']} positions: mean {found['mean_error']:.2e}, max "
+            f"{found['max_error']:.2e}; same token {found['agreement']:.2%}, but for rounding {found['agreement_beyond_rounding']:.2%}"
+        )
+        plain = report_of_bfloat16(load_model(name), 512)
+        print("  plain torch in bfloat16: " + ", ".join(f"{what} {value:.4g}" for what, value in plain.items()))
+    assert answer.code == 0, answer.err
+    assert found["mean_error"] <= 2e-2 and found["agreement_beyond_rounding"] >= 0.99
+    # No worse than rounding has to be: the kernels against plain torch, both in bfloat16.
+    assert found["mean_error"] <= 1.25 * plain["mean error"]
+    assert plain["same where clear"] >= 0.99
