@@ -252,7 +252,9 @@ class RoundClock:
         first, rounds = self.round, len(costs.duration_s)
         if due is not None:
             rounds = max(1, min(rounds, math.ceil(due) - (first - 1)))
-        return Plan([float(r - 1) for r in range(first, first + rounds)], [float(r) for r in range(first, first + rounds)])
+        return Plan(
+            [float(r - 1) for r in range(first, first + rounds)], [float(r) for r in range(first, first + rounds)]
+        )
 
     def take(self, plan: Plan, num_rounds: int) -> None:
         self.round += num_rounds

@@ -48,7 +48,9 @@ class Ledger:
     preemptions: Int64Array
     cached: Int64Array
     emitted: Int64Array  # output tokens at its last preemption
-    steady: Int64Array  # 1: it is counted with the steady decodes, by the three below, and its `computed` and `seen` rest
+    steady: (
+        Int64Array  # 1: it is counted with the steady decodes, by the three below, and its `computed` and `seen` rest
+    )
     base: Int64Array  # computed = base + `_steady_age`
     stall_before: Float64Array  # `_steady_stall` when it joined them
 
@@ -139,7 +141,9 @@ class Ledger:
 
     def _emitted(self, row: int, slot: int) -> int:
         # Between rounds the newest token is known but not computed, so computed + 1 tokens are known after a prefill.
-        return max(self._cells["emitted"][slot], self._cells["computed"][slot] + 1 - int(self.prompt_tokens[row]), 0)
+        cells = self._cells
+        emitted: int = max(cells["emitted"][slot], cells["computed"][slot] + 1 - int(self.prompt_tokens[row]), 0)
+        return emitted
 
     def _close(self, row: int, status: str, reason: str | None, finished_s: float | None) -> RequestRow:
         slot = int(self.slot_of[row])
@@ -290,7 +294,7 @@ class Ledger:
 
     def _set(self, name: str, column: npt.NDArray[Any]) -> None:
         setattr(self, name, column)
-        self._cells[name] = memoryview(column)
+        self._cells[name] = memoryview(column)  # type: ignore[arg-type]
 
     def _take_slot(self, row: int) -> int:
         if not self._free_slots:

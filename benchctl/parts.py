@@ -18,9 +18,9 @@ from typing import Any
 import polars as pl
 
 from benchctl.buffers import EventBuffer, block_frame, decision_buffer, decision_frame, merge, rows_frame
-from benchctl.round_buffers import BatchBuffer, RoundBuffer
 from benchctl.digest import DecisionDigest
 from benchctl.manifest import unwritable
+from benchctl.round_buffers import BatchBuffer, RoundBuffer
 from engines.interface import Int64Array
 from reports import records
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -65,6 +65,12 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def record(self, number: int, round: Round, result: StepResult | None, timing: Timing) -> None: ...
+
+    def record_stretch(
+        self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float
+    ) -> None:
+        """Many rounds at once, `first` the number of the first. Only of recorders with an attribute `rounds_at_once` > 0:
+        the most that they take."""
 
     def tick(self) -> None:
         """Nothing happened for a while: write out what is due."""
@@ -191,9 +197,7 @@ class FileRecorder:
             if cached >= 0:
                 cached_tokens += cached
                 ledger.schedule_first(request, cached, timing.t_scheduled_s)
-        ledger.count(
-            batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s)
-        )
+        ledger.count(batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s))
         sampled = None if result is None else result.token_ids
         self._part.batch.append(number, batch, timing.t_end_s, sampled)
         for request, reason in round.finished:
@@ -219,7 +223,9 @@ class FileRecorder:
         self._part.rounds.took(1, took)
         self.record_s += took
 
-    def record_stretch(self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float) -> None:
+    def record_stretch(
+        self, first: int, stretch: Stretch, costs: Costs, times: StretchTimes, schedule_s: float
+    ) -> None:
         """Rounds `first`, `first + 1`, …; `schedule_s` is the host time of all of them."""
         began = self._perf()
         self._flush_if_due(began)
@@ -236,7 +242,7 @@ class FileRecorder:
             part.requests.append(ledger.finish(request, reason, last_s))
         n, scheduler = batch.num_decodes, self._scheduler
         starts, none = stretch.free_blocks_start, [nan] * rounds
-        ints = (
+        ints: list[Any] = [
             range(first, first + rounds),
             [stretch.running_before] * (rounds - 1) + [stretch.running],
             starts,
@@ -245,11 +251,12 @@ class FileRecorder:
             stretch.cached_free_blocks,
             [0] * (rounds - 1) + [len(stretch.finished)],
             stretch.evicted,
-        )
-        floats = (times.t_start_s, times.t_start_s, times.t_executed_s, times.t_end_s)
-        floats += (costs.flops[:rounds] if costs.flops else none, costs.bytes[:rounds] if costs.bytes else none)
+        ]
+        floats: list[Any] = [times.t_start_s, times.t_start_s, times.t_executed_s, times.t_end_s]
+        floats.append(costs.flops[:rounds] if costs.flops else none)
+        floats.append(costs.bytes[:rounds] if costs.bytes else none)
         if rounds == 1:
-            ints, floats = tuple(values[0] for values in ints), tuple(values[0] for values in floats)
+            ints, floats = [values[0] for values in ints], [values[0] for values in floats]
         part.rounds.append(
             rounds,
             ("decode", costs.mode, costs.padded_tokens, n, 0, n, 0, 0, stretch.budget_left, stretch.waiting)

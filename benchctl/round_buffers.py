@@ -7,7 +7,7 @@ files or time.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,7 +201,7 @@ class RoundBuffer:
         self._shared: list[tuple[Any, ...]] = []
         self._counts: list[int] = []
 
-    def append(self, rounds: int, shared: tuple[Any, ...], ints: tuple[Any, ...], floats: tuple[Any, ...]) -> None:
+    def append(self, rounds: int, shared: tuple[Any, ...], ints: Sequence[Any], floats: Sequence[Any]) -> None:
         """`shared`: values in the order of `SHARED`; `ints` and `floats`: of each own column one value (rounds 1) or a
         sequence of them. A float that is nan is null. `record_s` comes later, by `took`."""
         self._shared.append(shared)

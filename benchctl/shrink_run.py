@@ -39,6 +39,8 @@ class Tally(NoRecorder):
     Only what `names` asks for is counted where counting costs: millions of rounds pass through here in a minute.
     """
 
+    rounds_at_once = 0  # each is looked at
+
     def __init__(
         self,
         usable_blocks: int,

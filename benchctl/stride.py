@@ -132,5 +132,7 @@ def offers_stretches(scheduler: Scheduler) -> bool:
         return False
     changed = kind.__mro__[: kind.__mro__.index(owner)]
     return not any(
-        callable(value) and name != "__init__" and hasattr(owner, name) for base in changed for name, value in vars(base).items()
+        callable(value) and name != "__init__" and hasattr(owner, name)
+        for base in changed
+        for name, value in vars(base).items()
     )

@@ -71,7 +71,9 @@ class NullEngine:
             device_s=None,
             duration_s=self.round_cost.of(batch),
             mode="null",
-            padded_tokens=batch.num_decodes if isinstance(batch, SteadyBatch) and batch.extra is None else int(batch.num_tokens.sum()),
+            padded_tokens=batch.num_decodes
+            if isinstance(batch, SteadyBatch) and batch.extra is None
+            else int(batch.num_tokens.sum()),
         )
 
     def costs(self, batch: SteadyBatch, num_rounds: int) -> Costs:

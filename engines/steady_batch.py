@@ -103,41 +103,47 @@ class SteadyBatch(ScheduledBatch):
         return decodes if self.extra is None else np.concatenate([decodes, getattr(self.extra, name)])
 
     @cached_property
-    def request(self) -> Int64Array:  # type: ignore[override]
-        return self._with(self.requests, "request")  # type: ignore[no-any-return]
+    def request(self) -> Int64Array:
+        out: Int64Array = self._with(self.requests, "request")
+        return out
 
     @cached_property
-    def start(self) -> Int64Array:  # type: ignore[override]
-        return self._with(self.bases + self.age, "start")  # type: ignore[no-any-return]
+    def start(self) -> Int64Array:
+        out: Int64Array = self._with(self.bases + self.age, "start")
+        return out
 
     @cached_property
-    def num_tokens(self) -> Int64Array:  # type: ignore[override]
-        return self._with(np.ones(len(self.requests), dtype=np.int64), "num_tokens")  # type: ignore[no-any-return]
+    def num_tokens(self) -> Int64Array:
+        out: Int64Array = self._with(np.ones(len(self.requests), dtype=np.int64), "num_tokens")
+        return out
 
     @cached_property
-    def is_decode(self) -> BoolArray:  # type: ignore[override]
+    def is_decode(self) -> BoolArray:
         out = np.ones(self.num_seqs, dtype=np.bool_)
         out[len(self.requests) :] = False
         return out
 
     @cached_property
-    def yields_token(self) -> BoolArray:  # type: ignore[override]
-        return self._with(np.ones(len(self.requests), dtype=np.bool_), "yields_token")  # type: ignore[no-any-return]
+    def yields_token(self) -> BoolArray:
+        out: BoolArray = self._with(np.ones(len(self.requests), dtype=np.bool_), "yields_token")
+        return out
 
     @cached_property
-    def cached_tokens(self) -> Int64Array:  # type: ignore[override]
-        return self._with(np.full(len(self.requests), -1, dtype=np.int64), "cached_tokens")  # type: ignore[no-any-return]
+    def cached_tokens(self) -> Int64Array:
+        out: Int64Array = self._with(np.full(len(self.requests), -1, dtype=np.int64), "cached_tokens")
+        return out
 
     @cached_property
-    def num_blocks(self) -> Int64Array:  # type: ignore[override]
-        return self._with((self.bases + self.age) // self.block_size + 1, "num_blocks")  # type: ignore[no-any-return]
+    def num_blocks(self) -> Int64Array:
+        out: Int64Array = self._with((self.bases + self.age) // self.block_size + 1, "num_blocks")
+        return out
 
     @property
-    def block_tables(self) -> Sequence[list[int]]:  # type: ignore[override]
+    def block_tables(self) -> Sequence[list[int]]:
         return [row.block_table for row in self._rows[: self.num_seqs]]
 
     @property
-    def token_ids(self) -> Sequence[Int64Array]:  # type: ignore[override]
+    def token_ids(self) -> Sequence[Int64Array]:
         return [row.token_ids for row in self._rows[: self.num_seqs]]
 
 

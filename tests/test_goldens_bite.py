@@ -146,7 +146,13 @@ BROKEN = [
         "pool.put_front([block for block in freed if hashes[block] is None])",
         "pool.put_back([block for block in freed if hashes[block] is None])",
     ),
-    ("blocks are released last first", "vllm", "vllm_blocks", "blocks = seq.block_table[::-1]", "blocks = seq.block_table[:]"),
+    (
+        "blocks are released last first",
+        "vllm",
+        "vllm_blocks",
+        "blocks = seq.block_table[::-1]",
+        "blocks = seq.block_table[:]",
+    ),
     (
         "of equal blocks the one cached first is found",
         "vllm",

@@ -18,7 +18,7 @@ import xxhash
 from traces.errors import BenchctlError
 from traces.load import Trace
 from traces.request import Request
-from traces.tokens import OUTPUT, WIDE_RANGE
+from traces.tokens import OUTPUT, WIDE_RANGE, UInt64Array
 
 MAX_BLOCKS_OF_ROW = 2**26
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -128,8 +128,9 @@ def private_keys(row: int, first: int, end: int) -> list[int]:
     return list(range(base - first, base - end, -1))
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _mixed(x: UInt64Array) -> UInt64Array:
     """splitmix64's finalizer, a bijection of 64-bit words (as in `traces.tokens`)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(31))
+    return x

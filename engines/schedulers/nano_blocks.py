@@ -12,7 +12,6 @@ from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Sequence
 
-
 HIDDEN = object()  # stands for the hash of a block whose sequence is `hidden`: hashed, and in no table
 
 

@@ -214,7 +214,6 @@ class Sequence:
                 hashes.append(previous)
         return hashes
 
-
     def _make_keys(self, block_size: int, adapter: str | None) -> list[Any]:
         """All keys at once: they cost next to nothing."""
         new = self.new

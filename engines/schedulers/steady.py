@@ -28,7 +28,18 @@ class Steady:
     computed, and one more is known. The scheduler's columns are not kept up for members: `settle` writes them back.
     """
 
-    __slots__ = ("_base_max", "_buckets", "_data", "_end_ages", "_ends", "_next_serial", "_serials", "age", "base_sum", "block_size")
+    __slots__ = (
+        "_base_max",
+        "_buckets",
+        "_data",
+        "_end_ages",
+        "_ends",
+        "_next_serial",
+        "_serials",
+        "age",
+        "base_sum",
+        "block_size",
+    )
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -40,7 +51,9 @@ class Steady:
         self._buckets: dict[int, list[Sequence]] = {}  # base modulo the block size -> members
         self._ends: dict[int, list[Sequence]] = {}  # age of its last round -> members
         self._end_ages: list[int] = []  # heap of the keys of `_ends`
-        self._data: Int64Array = np.empty((2, 64), dtype=np.int64)  # request, base; never changed where a batch may look
+        self._data: Int64Array = np.empty(
+            (2, 64), dtype=np.int64
+        )  # request, base; never changed where a batch may look
 
     def __len__(self) -> int:
         return len(self._serials)

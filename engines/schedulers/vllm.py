@@ -56,7 +56,9 @@ class VllmScheduler:
         self.waiting = (PriorityQueue if config.scheduling_policy == "priority" else FcfsQueue)(self._make_sequence)
         self.skipped: set[int] = set()  # requests passed over and not admitted since
         self.running: list[Sequence] = []
-        self._steady = None if one_by_one else Steady(config.block_size)  # all of `running`; None: somebody else is among them
+        self._steady = (
+            None if one_by_one else Steady(config.block_size)
+        )  # all of `running`; None: somebody else is among them
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -517,8 +519,17 @@ class VllmScheduler:
 class _Batch:
     """A round's work while it is gathered: the running requests by column, then the admissions one by one."""
 
-    __slots__ = ("budget", "cached", "num_new", "queried_tokens", "running_num_new", "seqs", "slots", "steady", "stop_running")
-
+    __slots__ = (
+        "budget",
+        "cached",
+        "num_new",
+        "queried_tokens",
+        "running_num_new",
+        "seqs",
+        "slots",
+        "steady",
+        "stop_running",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

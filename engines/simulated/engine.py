@@ -123,9 +123,7 @@ class SimulatedEngine:
             return
         n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
         for age in range(num_rounds):
-            self._count(
-                "decode", features_of_decodes(n, context + n * age, longest + age, self.profile.graphs)
-            )
+            self._count("decode", features_of_decodes(n, context + n * age, longest + age, self.profile.graphs))
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle
