@@ -17,7 +17,7 @@ from engines.interface import Int64Array, NewRequest, Rejection, Round, Schedule
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.nano_blocks import NanoBlockManager
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, in_order
+from engines.schedulers.steady import NOBODY, Steady, StretchLog, in_order
 from engines.steady_batch import SteadyBatch, Stretch
 from traces.errors import BenchctlError
 
@@ -78,18 +78,19 @@ class NanoScheduler:
         self.log.clear()
         free_start = self.blocks.pool.num_free
         prefill = self._schedule_prefill()
+        stop_running = None if prefill.seqs else self._decode_by_calendar()
         batch: ScheduledBatch
-        if not prefill.seqs and self._open_blocks_of_steady():
+        if stop_running is not None:
             assert self._steady is not None
             batch = self._steady.batch(self.running)
             num_new_sum = batch.num_decodes
-            stop_running = self._stop_running(self._steady)
         else:
             if prefill.seqs:
-                scheduled, cached, stop_running = prefill.seqs, np.array(prefill.cached, dtype=np.int64), None
+                scheduled, cached = prefill.seqs, np.array(prefill.cached, dtype=np.int64)
                 num_new = np.array(prefill.num_new, dtype=np.int64)
                 slots = slots_of(scheduled)
             else:
+                self._leave_steady()
                 scheduled, slots, stop_running = self._schedule_decode()
                 num_new = np.ones(len(scheduled), dtype=np.int64)
                 cached = np.full(len(scheduled), -1, dtype=np.int64)
@@ -112,14 +113,28 @@ class NanoScheduler:
             num_evicted=self.log.num_evicted,
         )
 
-    def _open_blocks_of_steady(self) -> bool:
-        """A decode round by the calendar; False where blocks don't suffice, or nobody is to be decoded."""
+    def _decode_by_calendar(self) -> str | None:
+        """A decode round of the steady members: why it stopped; None where there is no calendar, or nobody in it."""
         steady = self._steady
-        if steady is None:
-            return False
-        if not len(steady) or not self._decode_steadily(steady):
-            self._leave_steady()
-            return False
+        if steady is None or not len(steady):
+            return None
+        if not self._decode_steadily(steady):
+            for seq in list(steady.opening()):
+                # Victims come from the end of `running`, so one that is met here was taken before its turn.
+                if seq.block_table and not self._open_block(steady, seq):
+                    return "self_preempted"
+        return self._stop_running(steady)
+
+    def _open_block(self, steady: Steady, seq: Sequence) -> bool:
+        """A block for a member, if need be from the newest of those that run. False: it had to give up itself."""
+        while not self.blocks.pool.num_free:
+            victim = self.running.pop()
+            if len(self.running) < len(steady):
+                steady.drop(victim)
+            self._preempt(victim, wanted_by=seq)
+            if victim is seq:
+                return False
+        self.blocks.open_blocks([seq])
         return True
 
     def _decode_steadily(self, steady: Steady) -> bool:
@@ -172,8 +187,7 @@ class NanoScheduler:
         """The next of `running` become members where a seat is free; all of them where there is no calendar."""
         steady, size = self._steady, min(len(self.running), self.config.max_num_seqs)
         if steady is None:
-            scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * size
-            if self.one_by_one or scarce:
+            if self.one_by_one:
                 return
             steady = self._steady = Steady(self.config.block_size)
         for seq in self.running[len(steady) : size]:

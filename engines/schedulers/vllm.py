@@ -15,7 +15,7 @@ import numpy as np
 from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, extra_rows
+from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, extra_rows, in_order
 from engines.schedulers.vllm_blocks import VllmBlockManager
 from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
 from engines.steady_batch import SteadyBatch, Stretch
@@ -137,13 +137,30 @@ class VllmScheduler:
         steady = self._steady
         if steady is None:
             return None
-        budget = self.config.max_num_batched_tokens - len(steady)
-        if budget < 0 or not self._decode_steadily(steady):
-            self._leave_steady()
-            return None
-        batch = _Batch(budget)
-        batch.steady = True
+        stop = "running_empty"
+        if len(steady) > self.config.max_num_batched_tokens or not self._decode_steadily(steady):
+            if len(steady) > self.config.max_num_batched_tokens or self.config.scheduling_policy == "priority":
+                self._leave_steady()
+                return None
+            stop = self._decode_with_victims(steady)
+        batch = _Batch(self.config.max_num_batched_tokens - len(steady))
+        batch.steady, batch.stop_running = True, stop
         return batch
+
+    def _decode_with_victims(self, steady: Steady) -> str:
+        """Members in running order, each with a block if need be from the newest. Says why it stopped."""
+        filling = list(steady.filling()) if self.blocks.caching else NOBODY
+        for seq, opens, fills in list(in_order(list(steady.opening()), filling)):
+            if not seq.block_table:
+                continue  # a victim: taken before its turn
+            while opens and not self.blocks.pool.num_free:
+                victim = self.running.pop()
+                steady.drop(victim)
+                self._preempt(victim, seq, 1)
+                if victim is seq:
+                    return "self_preempted"
+            self.blocks.decode_edges([seq] if opens else NOBODY, [seq] if fills else NOBODY, steady.age)
+        return "running_empty"
 
     def _decode_steadily(self, steady: Steady) -> bool:
         """Blocks for one more token of each member. False: there are not enough, and nothing changed."""
