@@ -104,26 +104,20 @@ class EventBuffer:
     """
 
     def __init__(self) -> None:
-        self._runs = array("q")
-        self._blocks = array("q")
-        self._flags = bytearray()
+        self._events: list[BlockEvents] = []
         self._rounds: list[tuple[int, int, int]] = []  # (round, shift of its orders, runs)
 
     def extend(self, number: int, shift: int, events: BlockEvents) -> int:
         """Events of round `number`; `shift` is added to their order. Returns how many rows they are, about."""
         if events.runs:
-            self._runs.fromlist(events.runs)
-            self._blocks.fromlist(events.blocks)
-            self._flags += events.flags
+            self._events.append(events)
             self._rounds.append((number, shift, len(events.runs) // RUN_WIDTH))
         return len(events.blocks)
 
     def extend_stretch(self, first: int, shift: int, events: BlockEvents, runs: list[int]) -> int:
         """Events of rounds from `first` on, `runs` of each; `shift` is for the first."""
         if events.runs:
-            self._runs.fromlist(events.runs)
-            self._blocks.fromlist(events.blocks)
-            self._flags += events.flags
+            self._events.append(events)
             for number, count in enumerate(runs, first):
                 if count:
                     self._rounds.append((number, shift if number == first else 0, count))
@@ -139,9 +133,14 @@ class EventBuffer:
 
     def columns(self) -> tuple[list[Int64Array], list[Int64Array]]:
         """(canonical columns of `blocks`, those of the evictions among `decisions`)."""
-        runs = np.frombuffer(self._runs, dtype=np.int64).reshape(-1, RUN_WIDTH)
-        blocks = np.frombuffer(self._blocks, dtype=np.int64)
-        flags = np.frombuffer(bytes(self._flags), dtype=np.uint8)
+        all_runs, all_blocks, all_flags = array("q"), array("q"), bytearray()
+        for events in self._events:
+            all_runs.fromlist(events.runs)
+            all_blocks.fromlist(events.blocks)
+            all_flags += events.flags
+        runs = np.frombuffer(all_runs, dtype=np.int64).reshape(-1, RUN_WIDTH)
+        blocks = np.frombuffer(all_blocks, dtype=np.int64)
+        flags = np.frombuffer(bytes(all_flags), dtype=np.uint8)
         what, order, request, first, step, count = runs.T
         per_round = np.array(self._rounds, dtype=np.int64).reshape(-1, 3)
         number = np.repeat(per_round[:, 0], per_round[:, 2])

@@ -25,30 +25,17 @@ from engines.interface import Int64Array
 from reports import records
 
 
-class Part:
-    """Rows of all tables until they are written. Filled by one recorder, then handed over whole."""
+class Log:
+    """The decision log of some rounds: gathered row by row or run by run, then turned into columns once."""
 
     def __init__(self) -> None:
-        self.admissions: list[tuple[Any, ...]] = []
-        self.requests: list[tuple[Any, ...]] = []
-        self.rounds = RoundBuffer()
-        self._begin_log()
-
-    def _begin_log(self) -> None:
         self.batch = BatchBuffer()
         self.decisions = decision_buffer()
         self.blocks = EventBuffer()
-        self.num_rows = 0  # about; says when to write
-
-    def fold(self, digest: DecisionDigest) -> None:
-        """Of a decision log that is not to be written: into the digest with it, as far as it goes."""
-        self.add_to(digest)
-        del self.columns
-        self._begin_log()
 
     @cached_property
     def columns(self) -> dict[str, list[Int64Array]]:
-        """Canonical columns of the decision log. Asked for when the part is full."""
+        """Canonical columns. Asked for when it is full."""
         blocks, evictions = self.blocks.columns()
         return {
             "batches": self.batch.columns(),
@@ -60,14 +47,31 @@ class Part:
         for table, columns in self.columns.items():
             digest.update(table, columns)
 
+
+class Part:
+    """Rows of all tables until they are written. Filled by one recorder, then handed over whole."""
+
+    def __init__(self) -> None:
+        self.admissions: list[tuple[Any, ...]] = []
+        self.requests: list[tuple[Any, ...]] = []
+        self.rounds = RoundBuffer()
+        self.log = Log()
+        self.num_rows = 0  # about; says when to write
+
+    def take_log(self) -> Log:
+        """The log so far, for its digest alone; another one begins."""
+        log, self.log = self.log, Log()
+        self.num_rows = 0
+        return log
+
     def frame(self, table: str) -> pl.DataFrame:
         """A table that is kept by rows or by codes."""
         if table == "rounds":
             return self.rounds.frame()
         if table == "decisions":
-            return decision_frame(self.columns[table])
+            return decision_frame(self.log.columns[table])
         if table == "blocks":
-            return block_frame(self.columns[table])
+            return block_frame(self.log.columns[table])
         return rows_frame(table, self.admissions if table == "admissions" else self.requests)
 
 
@@ -94,8 +98,8 @@ class PartWriter:
         """Every recorded table has a file in every part, also where it has no rows. Raises BenchctlError where the disk is full."""
         made: dict[str, pl.DataFrame] = {}
         if "batches" in self.tables:
-            make = part.batch.compact_frames if self.mode == "compact" else part.batch.frames
-            made["batches"], made["tokens"] = make(part.columns["batches"])
+            make = part.log.batch.compact_frames if self.mode == "compact" else part.log.batch.frames
+            made["batches"], made["tokens"] = make(part.log.columns["batches"])
         for table in self.tables:
             frame = made.pop(table) if table in made else part.frame(table)
             name = f"{table}-{self.num_parts:05d}.parquet"

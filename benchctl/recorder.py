@@ -199,7 +199,7 @@ class FileRecorder:
                 ledger.schedule_first(request, cached, timing.t_scheduled_s)
         ledger.count(batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s))
         sampled = None if result is None else result.token_ids
-        self._part.batch.append(number, batch, timing.t_end_s, sampled)
+        self._part.log.batch.append(number, batch, timing.t_end_s, sampled)
         for request, reason in round.finished:
             self._part.requests.append(ledger.finish(request, reason, timing.t_end_s))
         kind = "empty" if not num_seqs else "decode" if num_decode == num_seqs else "mixed" if num_decode else "prefill"
@@ -233,10 +233,10 @@ class FileRecorder:
         shift = self._write_rejects(first) if self._rejects else 0
         if plain := stretch.decisions.plain:
             # Nobody is turned away within a stretch, so only its first round may have rejections in front.
-            part.decisions.extend(first + rounds - 1, shift if rounds == 1 else 0, plain)
-        num_rows = part.blocks.extend_stretch(first, shift, stretch.blocks, stretch.runs)
+            part.log.decisions.extend(first + rounds - 1, shift if rounds == 1 else 0, plain)
+        num_rows = part.log.blocks.extend_stretch(first, shift, stretch.blocks, stretch.runs)
         ledger.count_stretch(batch, times.t_start_s, times.t_end_s)
-        part.batch.extend(first, batch, times.t_end_s)
+        part.log.batch.extend(first, batch, times.t_end_s)
         last_s = times.t_end_s[-1]
         for request, reason in stretch.finished:
             part.requests.append(ledger.finish(request, reason, last_s))
@@ -275,12 +275,12 @@ class FileRecorder:
         decisions, blocks, part = round.decisions, round.blocks, self._part
         if isinstance(decisions, Decisions) and decisions.events is blocks and not decisions.whole:
             if decisions.plain:
-                part.decisions.extend(number, shift, decisions.plain)
-            return len(decisions.plain) + part.blocks.extend(number, shift, decisions.events)
+                part.log.decisions.extend(number, shift, decisions.plain)
+            return len(decisions.plain) + part.log.blocks.extend(number, shift, decisions.events)
         # A policy of the user's own: plain rows, evictions among them.
         if rows := list(decisions):
-            part.decisions.extend(number, shift, rows)
-        part.blocks.extend_rows(number, shift, blocks)
+            part.log.decisions.extend(number, shift, rows)
+        part.log.blocks.extend_rows(number, shift, blocks)
         return len(rows) + len(blocks)
 
     def _write_rejects(self, up_to: int | None) -> int:
@@ -288,7 +288,7 @@ class FileRecorder:
         shift = 0
         for number in [n for n in self._rejects if up_to is None or n <= up_to]:
             rows = self._rejects.pop(number)
-            self._part.decisions.extend(number, 0, rows)
+            self._part.log.decisions.extend(number, 0, rows)
             shift = len(rows) if number == up_to else 0
         return shift
 
@@ -330,7 +330,8 @@ class FileRecorder:
             if self._keeps_log:
                 self.flush()
             else:
-                self._part.fold(self.digest)
+                self._wait()
+                self._pending = self._thread.submit(self._part.take_log().add_to, self.digest)
 
     def _timed_flush(self) -> None:
         began = self._perf()
@@ -344,13 +345,13 @@ class FileRecorder:
         """
         self._wait()
         part, self._part = self._part, Part()
-        part.batch.prompt_tokens = self.ledger.prompt_tokens
-        part.add_to(self.digest)
+        part.log.batch.prompt_tokens = self.ledger.prompt_tokens
         self._pending = self._thread.submit(self._write, part)
         self._last_flush = self._perf()
 
     def _write(self, part: Part) -> None:
         began = self._perf()
+        part.log.add_to(self.digest)
         self._writer.write(part)
         self.write_s += self._perf() - began
 
