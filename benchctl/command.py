@@ -21,14 +21,14 @@ from rich.text import Text
 
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
-from benchctl.engine_choice import close_team
 from benchctl.describe import about_trace
+from benchctl.engine_choice import close_team
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
-from benchctl.verify_run import verify_run, watch_engine
 from benchctl.sources import num_to_replay, requests_of
+from benchctl.verify_run import verify_run, watch_engine
 from engines.interface import Engine
 from engines.simulated.engine import SimulatedEngine
 from reports.checks_across import checks_across
