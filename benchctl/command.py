@@ -44,11 +44,10 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 def run_replay(options: ReplayOptions) -> int:
     """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    command = build_command(options)
     try:
-        return run_command(command, err)
+        return run_command(build_command(options), err)
     finally:
-        close_team(command.engine)
+        close_team()
 
 
 def run_command(command: Command, err: Console) -> int:
