@@ -276,12 +276,12 @@ def make_case(seed: int, number: int, backend: str = "auto") -> EngineCase:
     block_size = one_of(16, 16, 32, 48, 64, 128, 256)
     slow = attention == "triton" and not on_card  # the interpreter: seconds a round
     longest = between(2, 6) * max(block_size, 32) if on_card else between(2, 4) * (16 if slow else max(block_size, 24))
-    usable = -(-int(longest * (1.1 + 2 * draw.random())) // block_size)
-    seats = between(1, 12)
+    usable = -(-int(longest * (1.05 + 1.2 * draw.random())) // block_size)
+    seats = between(2, 12)
     knobs: dict[str, Any] = {
         "block_size": block_size,
         "max_num_seqs": seats,
-        "max_num_batched_tokens": max(seats, between(1, 3) * longest // one_of(1, 2, 4)),
+        "max_num_batched_tokens": max(seats, between(1, 2) * longest // one_of(1, 2, 4, 8)),
         "enable_prefix_caching": chance(0.85),
     }
     if scheduler == "vllm":
@@ -294,8 +294,8 @@ def make_case(seed: int, number: int, backend: str = "auto") -> EngineCase:
             knobs["max_num_batched_tokens"], longest
         )  # nano computes a prompt at once
     rows: Rows = []
-    for i in range(between(2, 14 if on_card else 2 if slow else 6)):
-        output = between(1, min(40 if on_card else 3 if slow else 12, longest // 2))
+    for i in range(between(2, 16 if on_card else 2 if slow else 10)):
+        output = between(1, min(60 if on_card else 3 if slow else 40, longest * 2 // 3))
         prompt = between(1, longest - output)
         row: dict[str, Any] = {
             "id": f"R{i + 1}",
@@ -304,7 +304,7 @@ def make_case(seed: int, number: int, backend: str = "auto") -> EngineCase:
             "output_length": output,
         }
         if chance(0.6):
-            row["segments"] = [{"id": between(0, 1), "len": between(1, prompt)}]
+            row["segments"] = [{"id": between(0, 1), "len": between(1, prompt) if chance(0.5) else prompt}]
         rows.append(row)
     rows.sort(key=lambda row: row["arrival_s"])
     options = ReplayOptions(

@@ -21,14 +21,14 @@ from rich.text import Text
 
 from benchctl.build import Command, build_command, build_run, prefix_bound
 from benchctl.config import PolicySettings, ReplayOptions
-from benchctl.engine_choice import close_team
 from benchctl.describe import about_trace
+from benchctl.engine_choice import close_team
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
-from benchctl.verify_run import verify_run, watch_engine
 from benchctl.sources import num_to_replay, requests_of
+from benchctl.verify_run import verify_run, watch_engine
 from engines.interface import Engine
 from engines.simulated.engine import SimulatedEngine
 from reports.checks_across import checks_across
@@ -44,11 +44,10 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 def run_replay(options: ReplayOptions) -> int:
     """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    command = build_command(options)
     try:
-        return run_command(command, err)
+        return run_command(build_command(options), err)
     finally:
-        close_team(command.engine)
+        close_team()
 
 
 def run_command(command: Command, err: Console) -> int:

@@ -242,7 +242,7 @@ def search_all(
     for search in searches:
         if (warning := short_text(search)) is not None:
             say(search, f"note: {warning}")
-    write_probes(searches, store.out)
+    write_probes({name_of(search): search for search in searches}, store.out)
     return list(cells), [row_of(search) for search in searches]
 
 
@@ -258,20 +258,21 @@ def first_rate(cell: Cell, asked: float | None) -> float:
     return max(trace.num_requests / trace.span_s, 1e-6)
 
 
-def write_probes(searches: Sequence[Search], out: Path) -> None:
-    """DIR/probes.parquet: a row a probe, with its interval and verdict."""
+def write_probes(searches: Mapping[str, Search], out: Path) -> None:
+    """DIR/probes.parquet: a row a probe, with its interval and verdict. `searches`: by the name of their setting."""
     import polars as pl
 
+    from benchctl.sweep import PROBES
+
     rows = []
-    for search in searches:
-        for number, probe in enumerate(search.probes, 1):
+    for name, search in searches.items():
+        for probe in search.probes:
             if probe.results:
                 mean, low, high = probe.interval()
-                verdict = probe.verdict(search.aim)
-                rows.append({"cell": search.base.key, "probe": number, "rate": probe.rate, "seeds": len(probe.results),
-                             "attainment": mean, "low": low, "high": high, "verdict": verdict})  # fmt: skip
+                rows.append({"cell": search.base.key, "setting": name, "rate": probe.rate, "seeds": len(probe.results),
+                             "attainment": mean, "low": low, "high": high, "verdict": probe.verdict(search.aim)})  # fmt: skip
     if rows:
-        pl.DataFrame(rows).write_parquet(out / "probes.parquet")
+        pl.DataFrame(rows).write_parquet(out / PROBES)
 
 
 # -- what came out
@@ -291,9 +292,15 @@ def write_page(
     except ImportError as error:
         print(f"no sweep.html: {error.name or error} is not installed (pip install plotly jinja2)", file=sys.stderr)
         return None
+    import polars as pl
+
+    from benchctl.sweep import PROBES
+
+    tried = store.out / PROBES
+    probes = pl.read_parquet(tried) if given["find_rate"] and tried.is_file() else None
     simulated = next((result["simulation"] for result in results if result.get("simulation")), None)
     return write_sweep_page(
-        frame, names, store.out / "sweep.html", slo=store.slo, attainment=wanted, simulation=simulated,
+        frame, names, store.out / "sweep.html", slo=store.slo, attainment=wanted, simulation=simulated, probes=probes,
         command=["benchctl", *sys.argv[1:]], spec=given["spec"],
     )  # fmt: skip
 

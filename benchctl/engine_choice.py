@@ -5,6 +5,7 @@ Concrete engines are imported here, by name, when they are asked for.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,11 @@ def choose_engine(options: ReplayOptions, trace: Trace) -> EngineChoice:
     return choice
 
 
-def close_team(choice: EngineChoice) -> None:
-    """End the other ranks of a model in parts."""
-    if choice.model is not None and choice.model.team is not None:
-        choice.model.team.close()
+def close_team() -> None:
+    """End the other ranks of a model in parts, if any were started."""
+    parallel = sys.modules.get("engines.torch_engine.parallel")
+    if parallel is not None and parallel.Team.current is not None:
+        parallel.Team.current.close()
 
 
 def choose_attention(options: ReplayOptions, on_card: bool) -> str:

@@ -27,6 +27,7 @@ Z = 1.959964  # 95 %, two-sided
 # Student's 97.5 % quantiles by degrees of freedom; beyond the table the normal's is near enough.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 MAX_DOUBLINGS = 20
+MAX_TIGHTENED = 2  # probes to bring a bound nearer, on each side
 MAX_OPEN = 3  # probes that cannot be told, after which closer rates cannot either
 GROWING = "the queue was still growing when the last request arrived"
 SHORT = 10  # arrivals that last less than so many times a request's own time have no steady state
@@ -97,6 +98,8 @@ class Search:
         self.error: str | None = None
         self.end: str | None = None  # why there is no rate, or no bound above
         self._rate, self._moves = round_rate(start), 0
+        self._ending: str | None = None
+        self._tightened = [0, 0]  # probes spent on the bound below, and above
         self._first_seed = int(base.settings.get("seed", 0))
 
     @property
@@ -154,15 +157,36 @@ class Search:
                 return
             self._rate = round_rate(self.probes[-1].rate * (2.0 if failing is None else 0.5))
             return
-        if failing.rate / holding.rate - 1 <= self.aim.precision:
-            self.end = "found"
-            return
-        if sum(probe.verdict(self.aim) == "open" for probe in self.probes) >= MAX_OPEN:
-            self.end = "seeds differ too much to tell closer"
-            return
-        self._rate = round_rate(math.sqrt(holding.rate * failing.rate))
-        if self._rate in (holding.rate, failing.rate):
-            self.end = "found"
+        if self._ending is None:
+            middle = round_rate(math.sqrt(holding.rate * failing.rate))
+            if failing.rate / holding.rate - 1 <= self.aim.precision or middle in (holding.rate, failing.rate):
+                self._ending = "found"
+            elif sum(probe.verdict(self.aim) == "open" for probe in self.probes) >= MAX_OPEN:
+                self._ending = "seeds differ too much to tell closer"
+            else:
+                self._rate = middle
+                return
+        self._tighten()
+
+    def _tighten(self) -> None:
+        """The rate is known: a few more probes between it and the nearest clear ones, then the end."""
+        bounds = self.bounds()
+        assert bounds is not None
+        _, low, high = bounds
+        rates = sorted(probe.rate for probe in self.probes)
+        # Between a clear rate and the next one that was tried towards the middle.
+        sides = [
+            (low, min((r for r in rates if r > low), default=low)),
+            (max((r for r in rates if r < high), default=high), high),
+        ]
+        for side, (least, most) in enumerate(sides):
+            if self._tightened[side] < MAX_TIGHTENED and 0 < least < most < math.inf:
+                self._tightened[side] += 1
+                wanted = round_rate(math.sqrt(least * most))
+                if most / least - 1 > 2 * self.aim.precision and wanted not in rates:
+                    self._rate = wanted
+                    return
+        self.end = self._ending
 
     def _hopeless(self) -> str | None:
         """Why lower rates would not help, or None."""

@@ -23,6 +23,7 @@ from benchctl.sweep_workers import DONE, FIGURES, Result, Workers
 from traces.errors import BenchctlError
 
 TABLE = "sweep.parquet"
+PROBES = "probes.parquet"  # of --find-rate
 LATENCIES = ("p99_ttft_ms", "p99_itl_ms")  # against output_throughput, for the fronts
 JUDGED = ("request_goodput", "attainment")  # null without SLOs
 WORTH = ("error", "outside_share")  # of simulated cells

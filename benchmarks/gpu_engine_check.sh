@@ -6,5 +6,5 @@ out=$1 seconds=${2:-420}
 mkdir -p "$out"
 export PYTHONUNBUFFERED=1 PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 timeout 60 python3 -m benchctl doctor --measure --json >"$out/ceilings.json" 2>/dev/null; echo "doctor --measure: exit $?"
-timeout 150 python3 -m pytest -m gpu -q -s -p no:cacheprovider tests/test_engine_memory.py tests/test_verify.py tests/test_measure.py 2>&1 | tail -25 | tee "$out/engine-tests.txt"
+timeout 270 python3 -m pytest -m gpu -q -s -p no:cacheprovider tests/test_engine_memory.py tests/test_verify.py tests/test_measure.py 2>&1 | tail -25 | tee "$out/engine-tests.txt"
 timeout $((seconds + 60)) python3 -m benchctl check-engine --seconds "$seconds" --seed 7 2>&1 | tail -15 | tee "$out/check-engine.txt"

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
         try:
             page = replay(here / "sharegpt", ROOT / "traces" / "sharegpt.jsonl")
             with browser.page(page, width=1240, query="?theme=light") as tab:
-                picture(tab, "report-head", ["section.head .kicker", "section.head .runs"])
+                picture(tab, "report-head", ["section.head .kicker", "section.head .answers"])
                 tab.evaluate("benchctl.setWindow(18.2, 22.4)")
                 tab.evaluate("benchctl.show(benchctl.runs[0], benchctl.runs[0].placeOfRound(3530))")
                 picture(tab, "report-rounds", ["#rounds h3", ".lanes[data-run='1']"])
@@ -127,7 +127,7 @@ def smaller(png: bytes) -> bytes:
     except ImportError:
         return png
     out = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").save(out, "png", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(out, "png", optimize=True)
     return min(png, out.getvalue(), key=len)
 
 

@@ -8,6 +8,7 @@ The pictures of every round are not made here: the page draws them from the embe
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,14 @@ def plain(text: str) -> str:
 
 def time_title(unit: Unit) -> str:
     return "ticks of the clock" if unit.ticks else "time, s"
+
+
+def log_axis(least: float, most: float) -> Figure:
+    """A logarithmic axis with labels at 1, 2 and 5 of each decade, or at decades where there are many."""
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    steps = (1, 2, 5) if math.log10(most / least) < 2.2 else (1,)
+    values = [digit * 10.0**power for power in range(low, high + 1) for digit in steps]
+    return {"type": "log", "tickvals": values, "ticktext": [f"{value:,.10g}" for value in values]}
 
 
 def rounded(values: pl.Series, digits: int = 6) -> list[float | None]:
@@ -130,6 +139,7 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str, unit: Un
         x, y = ecdf_points(values)
         if len(x) < len(values):
             thinned.append(f"{name}: drawn at {len(x):,} of {len(values):,} samples, evenly over the ranks")
+        x, y = [x[0], *x], [0.0, *y]  # it rises from nothing
         role = {"c": f"run{place % 6}"}
         data.append(
             {
@@ -157,7 +167,7 @@ def ecdf_figure(runs: Sequence[Run], names: Sequence[str], metric: str, unit: Un
         return None
     axis: Figure = {"title": {"text": f"{metric.upper() if metric != 'e2el' else 'E2E latency'}, {unit.latency}"}}
     if least > 0 and widest / least > 20:
-        axis |= {"type": "log", "dtick": 1}
+        axis |= log_axis(least, widest)
     else:
         axis |= {"rangemode": "tozero"}
     layout: Figure = {
@@ -256,7 +266,7 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str], unit: Unit = 
         return None
     axis: Figure = {"title": {"text": f"gap between two tokens, {unit.latency}"}, "rangemode": "tozero"}
     if least > 0 and most / least > 20:
-        axis = {"title": axis["title"], "type": "log", "dtick": 1}
+        axis = {"title": axis["title"]} | log_axis(least, most)
     layout: Figure = {
         "height": 320,
         "xaxis": {"title": {"text": time_title(unit)}, "rangemode": "tozero"},

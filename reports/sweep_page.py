@@ -25,6 +25,7 @@ from traces.errors import BenchctlError
 
 SCRIPTS = ("data", "view", "figures", "sweep")
 MAX_SETTINGS = 3_000  # embedded: those on a front and the best
+MAX_PROBED = 6  # settings of the picture of probes: as many as there are colours
 MAX_ROWS = 400  # of the table without JavaScript
 FIGURES: dict[str, tuple[str, str, bool]] = {  # name -> (label, unit, higher is better)
     "rate": ("sustained rate", "requests/s", True),
@@ -60,11 +61,16 @@ def write_sweep_page(
     slo: Mapping[str, float],
     attainment: float,
     simulation: Mapping[str, Any] | None = None,
+    probes: pl.DataFrame | None = None,
     command: Sequence[str] = (),
     spec: str = "",
 ) -> Path:
-    """Write the page and return where. `names`: columns of `frame` that are settings. Raises BenchctlError."""
-    page = render(make_view(frame, names, slo, attainment), simulation=simulation, command=command, spec=spec)
+    """Write the page and return where. `names`: columns of `frame` that are settings. Raises BenchctlError.
+
+    `probes`: what a search for the highest rate tried: setting, rate, attainment, low, high, seeds, verdict.
+    """
+    view = make_view(frame, names, slo, attainment)
+    page = render(view, simulation=simulation, probes=probes, command=command, spec=spec)
     temporary = out.with_name(f".{out.name}.tmp")
     try:
         temporary.write_text(page, encoding="utf-8")
@@ -77,8 +83,14 @@ def write_sweep_page(
 
 
 def render(
-    view: SweepView, *, simulation: Mapping[str, Any] | None = None, command: Sequence[str] = (), spec: str = ""
+    view: SweepView,
+    *,
+    simulation: Mapping[str, Any] | None = None,
+    probes: pl.DataFrame | None = None,
+    command: Sequence[str] = (),
+    spec: str = "",
 ) -> str:
+    """The page as text."""
     environment = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
@@ -90,6 +102,7 @@ def render(
     label, unit = OBJECTIVES[view.mode][1:]
     kept, note = kept_settings(view)
     data = embedded(view, kept)
+    tried, probed = probe_figure(probes, view.attainment) if probes is not None else (None, 0)
     title = Path(view.fixed.get("trace") or spec or "a sweep").name
     return environment.get_template("sweep.html").render(
         title=title,
@@ -115,11 +128,56 @@ def render(
         fixed=view.fixed,
         command=shlex.join(command),
         pareto=[name for name in ("p99_ttft_ms", "p99_itl_ms") if name in view.figures and "output_throughput" in view.figures],
-        meta=script_json({"figures": {}, "sweep": data}),
+        probed=probed,
+        probe_note=tried["note"] if tried else None,
+        meta=script_json({"figures": {"probes": tried} if tried else {}, "sweep": data}),
         style=Markup(_asset("style.css") + _asset("sweep.css")),
         script=Markup("\n".join(_asset(f"{name}.js") for name in SCRIPTS)),
         plotly=Markup(_plotly()),
     )  # fmt: skip
+
+
+def probe_figure(probes: pl.DataFrame, wanted: float) -> tuple[dict[str, Any], int]:
+    """Attainment of each rate that was tried, with its interval, a colour a setting; and how many settings are left out."""
+    data: list[dict[str, Any]] = []
+    groups = probes.sort("rate").partition_by("setting", maintain_order=True)
+    groups.sort(key=lambda group: -float(group.filter(pl.col("attainment") >= wanted)["rate"].max() or 0.0))  # type: ignore[arg-type]
+    for place, group in enumerate(groups[:MAX_PROBED]):
+        x, y = group["rate"].to_list(), [round(value * 100, 4) for value in group["attainment"]]
+        role = {"c": f"run{place}"}
+        data.append({"type": "scatter", "mode": "lines", "showlegend": False, "hoverinfo": "skip", "name": "", "x": x, "y": y,
+                     "line": {"width": 1}, "meta": role})  # fmt: skip
+        data.append(
+            {
+                "type": "scatter", "mode": "markers", "name": plain(str(group["setting"][0]) or "the setting"), "x": x, "y": y,
+                "meta": role | {"marks": True}, "text": [f"{verdict}, {seeds} seeds" for verdict, seeds in group.select("verdict", "seeds").iter_rows()],
+                "error_y": {
+                    "type": "data", "symmetric": False, "thickness": 1.5, "width": 4,
+                    "array": [round((high - mean) * 100, 4) for mean, high in group.select("attainment", "high").iter_rows()],
+                    "arrayminus": [round((mean - low) * 100, 4) for mean, low in group.select("attainment", "low").iter_rows()],
+                },
+                "hovertemplate": "%{x:,.4~g} requests/s: %{y:.2f} %, %{text}<extra></extra>",
+            }
+        )  # fmt: skip
+    # Around the wanted share, where it is decided; rates far beyond lie under the picture.
+    lowest = float(probes["attainment"].min() or 0.0)  # type: ignore[arg-type]
+    floor = max(lowest - 0.01, 1 - 8 * max(1 - wanted, 0.002), 0.0)
+    note = None
+    if floor > lowest:
+        note = f"Rates with less than {floor:.0%} lie under the picture; the table has them"
+    rates = probes["rate"]
+    wide = float(rates.max() or 1.0) > 8 * float(rates.min() or 1.0)  # type: ignore[arg-type]
+    level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": wanted * 100, "y1": wanted * 100}
+    layout = {
+        "height": 380,
+        "xaxis": {"title": {"text": "request rate, a second"}} | ({"type": "log", "dtick": "D2"} if wide else {}),
+        "yaxis": {
+            "title": {"text": "requests within the SLOs, %"},
+            "range": [floor * 100, 100 + (1 - floor) * 4],
+        },
+        "shapes": [level | {"line": {"width": 1.5, "dash": "dot"}}],
+    }
+    return {"data": data, "layout": layout, "note": note}, max(len(groups) - MAX_PROBED, 0)
 
 
 def kept_settings(view: SweepView) -> tuple[list[Setting], str | None]:

@@ -71,7 +71,7 @@ def _fed(run: Run, view: RoundView, name: str, row: Row, own: list[Row]) -> Trea
             return Treatment("decode", None, f"decoded {name}")
         span = f"[{row['start']}:{row['start'] + row['num_tokens']}]"
         return Treatment("prefill", chunk["reason"] if chunk else None, f"fed {name} {span}{_cut(chunk)}")
-    verb = "admitted" if admission["kind"] == "admit" else "took back"
+    verb = "admitted" if admission["kind"] == "admit" else "resumed"
     if chunk is None:
         what = f"{verb} {name} whole, {tokens(row['num_tokens'])}{hit}"
     else:

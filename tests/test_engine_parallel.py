@@ -139,6 +139,12 @@ def test_decisions_and_tokens_of_a_replay_are_those_of_one_process(
     assert not torch.distributed.is_initialized()
 
 
+def test_a_command_refused_after_the_ranks_began_leaves_none(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer = replay(capfd, tmp_path, "-tp", 2, "--max-model-len", 4000)
+    assert answer.code == 2 and "the pool holds 2048 tokens" in answer.err
+    assert Team.current is None and not torch.distributed.is_initialized()
+
+
 @pytest.mark.parametrize(
     ("name", "size", "words"),
     [

@@ -36,7 +36,7 @@ def test_the_life_of_r5_that_was_admitted_and_lost_its_block(nano: Run) -> None:
         (5, None, "admit", "admitted R5 whole, 200 tokens"),
         (6, None, "preempt", "preempted R5, the newest running, for R3: 1 block needed, none was free; everything computed was given up"),
         (7, 9, "wait", "waited for 3 rounds: blocks × 3 (the head of the queue needs more blocks than are free); at first held: needs 1 block, 0 free"),
-        (10, None, "resume", "took back R5 whole, 201 tokens"),
+        (10, None, "resume", "resumed R5 whole, 201 tokens"),
         (11, 17, "decode", "decoded 7 tokens, one a round"),
         (17, None, "finish", "finished: all output tokens asked for were emitted"),
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def test_the_json_is_documented(nano: Run) -> None:
 
 def test_the_command_prints_all_three_ways(nano: Run, capfd: pytest.CaptureFixture[str]) -> None:
     plain = call(capfd, "explain", nano.path, "--request", "R5")
-    assert plain.code == 0 and "took back R5 whole, 201 tokens" in plain.out
+    assert plain.code == 0 and "resumed R5 whole, 201 tokens" in plain.out
     assert call(capfd, "explain", nano.path, "--spike", "itl", "--md").out.startswith(
         "## The worst inter-token gap of "
     )

@@ -150,3 +150,19 @@ def test_numbers_of_the_page_are_those_of_the_table(tmp_path: Path) -> None:
     assert best["f"][keys.index("request_goodput")] == [10.0] and best["f"][keys.index("p99_ttft_ms")] == [120.0]
     assert [axis["name"] for axis in data["axes"]] == ["scheduler", "max-num-seqs"]
     assert data["axes"][1]["values"] == ["0", "8", "64"]
+
+
+def test_rates_tried_are_drawn_with_their_intervals(tmp_path: Path) -> None:
+    probes = pl.DataFrame(
+        {
+            "cell": ["a"] * 3, "setting": [f"scheduler={HOSTILE}"] * 3, "rate": [4.0, 2.0, 8.0], "seeds": [3, 3, 12],
+            "attainment": [0.99, 1.0, 0.5], "low": [0.98, 0.995, 0.4], "high": [1.0, 1.0, 0.6], "verdict": ["open", "holds", "fails"],
+        }
+    )  # fmt: skip
+    page = write(tmp_path, small(), probes=probes).read_text()
+    assert 'id="probes"' in page and "<img" not in page and "Rates with less than 92% lie under the picture" in page
+    figure = json.loads(re.search(r'id="figures">(.*?)</script>', page).group(1))["figures"]["probes"]  # type: ignore[union-attr]
+    marks = figure["data"][1]
+    assert marks["x"] == [2.0, 4.0, 8.0] and marks["y"] == [100.0, 99.0, 50.0]
+    assert marks["error_y"]["arrayminus"] == [0.5, 1.0, 10.0] and marks["error_y"]["array"] == [0.0, 1.0, 10.0]
+    assert figure["layout"]["shapes"][0]["y0"] == 99.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,17 @@ def test_a_campaign_holds_and_is_repeatable(capfd: Capture) -> None:
     answers = [call(capfd, "check-engine", "--cases", 4, "--seed", 7, "--json") for _ in range(2)]
     first, again = (json.loads(answer.out) for answer in answers)
     assert answers[0].code == 0 and first["broken"] == [] and first["cases"] == 4
-    assert first["counts"]["positions"] > 100 and first["counts"] == again["counts"]
+    counts = first["counts"]
+    assert counts["positions"] > 500 and counts["resumed"] and counts["prefix hits"] and counts["chunks"], counts
+    assert counts == again["counts"]
     assert first["max_error"] == again["max_error"]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="on a card the campaign runs the kernels anyway")
+def test_the_kernels_are_held_against_plain_torch_in_the_interpreter(capfd: Capture) -> None:
+    answer = call(capfd, "check-engine", "--case", 1, "--seed", 1, "--attention-backend", "triton", "--json")
+    found = json.loads(answer.out)
+    assert answer.code == 0 and found["counts"]["positions"] >= 4 and found["max_error"]["float32"] < 1e-5
 
 
 def test_cases_differ_in_what_they_are_to_differ_in() -> None:

@@ -60,9 +60,13 @@ def share_threads(size: int, device: torch.device) -> None:
 class Team:
     """The other ranks, as rank 0 sees them. Raises BenchctlError (exit code 1) as soon as one of them is found dead."""
 
+    current: Team | None = None  # one at a time: torch.distributed's default group is the process's
+
     def __init__(self, size: int, device: torch.device) -> None:
         from torch import distributed
 
+        assert Team.current is None, "another team is still there"
+        Team.current = self
         self.size = size
         self.processes: list[subprocess.Popen[bytes]] = []
         self.sockets: list[Connection] = []
@@ -222,6 +226,7 @@ class Team:
         if self.closed:
             return
         self.closed = True
+        Team.current = None
         atexit.unregister(self.close)
         well = self.joined and not self.broken and self.fault() is None and sys.exc_info()[0] is None
         for socket in self.sockets:

@@ -55,13 +55,13 @@
   };
 
   const startFronts = () => {
-    const boxes = B.$$(".plot");
+    const boxes = B.$$(".plot").filter((box) => box.id.startsWith("pareto-"));
     if (!boxes.length) return;
     const choose = B.$("#colour-by");
     const fit = S.axes.map((axis, i) => i).filter((i) => i >= S.workloads.length && S.axes[i].values.length <= COLOURS);
     choose.append(...fit.map((i) => option(S.axes[i].name, i)), option("nothing", -1, !fit.length));
     const build = () => boxes.forEach((box) => { B.meta.figures[box.id] = pareto(box.id.slice("pareto-".length), +choose.value); });
-    const again = () => { build(); B.$$("details.data table").forEach((table) => table.parentElement.remove()); B.$$("details.data").forEach((details) => { details.open = false; }); B.redrawFigures?.(); };
+    const again = () => { build(); B.$$("#trade details.data table").forEach((table) => table.parentElement.remove()); B.$$("#trade details.data").forEach((details) => { details.open = false; }); B.redrawFigures?.(); };
     build();
     choose.addEventListener("change", again);
     if (workloads.length > 1) {
