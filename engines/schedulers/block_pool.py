@@ -41,7 +41,7 @@ class BlockPool:
         assert count <= self.num_free, (count, self.num_free)
         pop, ref_count = self._queue.popleft, self.ref_count
         if self._num_gaps:
-            taken = [self._pop() for _ in range(count)]
+            taken = self._pop(count)
         else:
             taken = [pop() for _ in range(count)]
         for block in taken:
@@ -50,15 +50,21 @@ class BlockPool:
         self.num_free -= count
         return taken
 
-    def _pop(self) -> int:
-        gaps, pop = self._gaps, self._queue.popleft
-        while (left := gaps.get(block := pop(), 0)) > 0:
+    def _pop(self, count: int) -> list[int]:
+        """`count` blocks from the head, gaps passed over."""
+        gaps, pop, taken = self._gaps, self._queue.popleft, list[int]()
+        while len(taken) < count:
+            block = pop()
+            left = gaps.get(block)
+            if left is None:
+                taken.append(block)
+                continue
             self._num_gaps -= 1
             if left == 1:
                 del gaps[block]
             else:
                 gaps[block] = left - 1
-        return block
+        return taken
 
     def touch(self, block: int) -> bool:
         """One more reference to a block that a lookup found. True if it lay in the free list, and so was taken out of it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
 from engines.simulated.cost import after_time, bounds_of, bucket_factors, device_time, launch_time, work
-from engines.simulated.features import Values, features_of, features_of_decodes
+from engines.simulated.features import Features, Values, features_of, features_of_decodes
 from engines.simulated.profile import FAMILIES, Family, Profile
 from engines.steady_batch import Costs, SteadyBatch
 
@@ -122,8 +122,8 @@ class SimulatedEngine:
             account.rounds += num_rounds
             return
         n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
-        for age in range(num_rounds):
-            self._count("decode", features_of_decodes(n, context + n * age, longest + age, self.profile.graphs))
+        ages = np.arange(num_rounds)
+        self._count("decode", features_of_decodes(n, context + n * ages, longest + ages, self.profile.graphs), num_rounds)
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle
@@ -136,15 +136,24 @@ class SimulatedEngine:
         cost, self._cost = self._cost, None
         return cost
 
-    def _count(self, family: Family, f: object) -> None:
-        account, hit = self.account, False
-        account.rounds += 1
+    def _count(self, family: Family, f: Features, num_rounds: int = 1) -> None:
+        """`f`: of one round, or of `num_rounds`, where what differs is a column."""
+        account, hit = self.account, np.zeros(num_rounds, dtype=np.bool_) if num_rounds > 1 else False
+        account.rounds += num_rounds
         for feature, (least, greatest) in self._bounds[family].items():
             value = getattr(f, feature)
-            if least <= value <= greatest:
-                continue
-            hit = True
-            seen = account.beyond.setdefault((family, feature), [0, value, value])
-            seen[0] += 1
-            seen[1], seen[2] = min(seen[1], value), max(seen[2], value)
-        account.outside += hit
+            if isinstance(value, np.ndarray):
+                low, high = int(value.min()), int(value.max())
+                if least <= low and high <= greatest:
+                    continue
+                outside = (value < least) | (value > greatest)
+                hit = hit | outside
+                times, low, high = int(outside.sum()), int(value[outside].min()), int(value[outside].max())
+            else:
+                if least <= value <= greatest:
+                    continue
+                hit, times, low, high = hit | True, num_rounds, value, value
+            seen = account.beyond.setdefault((family, feature), [0, low, high])
+            seen[0] += times
+            seen[1], seen[2] = min(seen[1], low), max(seen[2], high)
+        account.outside += int(np.count_nonzero(hit))
