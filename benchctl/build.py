@@ -226,7 +226,11 @@ def build_run(
     """Everything for one run of `policy`; its engine holds memory until `close`. `stop` ends warm-ups. Raises BenchctlError."""
     options, trace, notes = command.options, command.trace, list[str]()
     engine = build_engine(command.engine, options, policy)
-    scheduler: Scheduler = policy.info.build(policy.config, log_decisions=folder is not None)
+    # What is not written is not gathered; a policy of the user's own may know only the two answers.
+    log: bool | str = folder is not None
+    if options.records == "summary" and policy.info.place is None:
+        log = "preemptions"
+    scheduler: Scheduler = policy.info.build(policy.config, log_decisions=log)
     maker = TokenMaker(trace, vocab_size=command.engine.vocab_size, tokenizer=command.engine.tokenizer)
     eos = () if command.engine.model is None else command.engine.model.config.eos_token_ids
     admission = Admission(

@@ -58,12 +58,6 @@ class Part:
         self.log = Log()
         self.num_rows = 0  # about; says when to write
 
-    def take_log(self) -> Log:
-        """The log so far, for its digest alone; another one begins."""
-        log, self.log = self.log, Log()
-        self.num_rows = 0
-        return log
-
     def frame(self, table: str) -> pl.DataFrame:
         """A table that is kept by rows or by codes."""
         if table == "rounds":

@@ -127,7 +127,7 @@ class FileRecorder:
         self.write_s = 0.0  # time of writing parts, beside the loop
         self._part = Part()
         self._writer = PartWriter(folder, mode)
-        self._keeps_log = "batches" in RECORDED[mode]
+        self.keeps_log = "batches" in RECORDED[mode]  # and so has a digest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
         self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
@@ -174,7 +174,7 @@ class FileRecorder:
         num_seqs = batch.num_seqs
         # Decisions of the round stand behind the rejections that came before it.
         shift = self._write_rejects(number) if self._rejects else 0
-        num_rows = self._write_log(number, shift, round)
+        num_rows = 2 * num_seqs + self._write_log(number, shift, round) if self.keeps_log else 0
         if round.num_preempted:
             for row in round.decisions:
                 if row[1] == "preempt":
@@ -199,7 +199,8 @@ class FileRecorder:
                 ledger.schedule_first(request, cached, timing.t_scheduled_s)
         ledger.count(batch, num_decode == num_seqs, RoundSpan(timing.t_start_s, timing.t_scheduled_s, timing.t_end_s))
         sampled = None if result is None else result.token_ids
-        self._part.log.batch.append(number, batch, timing.t_end_s, sampled)
+        if self.keeps_log:
+            self._part.log.batch.append(number, batch, timing.t_end_s, sampled)
         for request, reason in round.finished:
             self._part.requests.append(ledger.finish(request, reason, timing.t_end_s))
         kind = "empty" if not num_seqs else "decode" if num_decode == num_seqs else "mixed" if num_decode else "prefill"
@@ -218,7 +219,7 @@ class FileRecorder:
             (timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s)
             + (nan if flops is None else flops, nan if num_bytes is None else num_bytes),
         )  # fmt: skip
-        self._part.num_rows += 2 * num_seqs + num_rows + 1
+        self._part.num_rows += num_rows + 1
         took = self._perf() - began
         self._part.rounds.took(1, took)
         self.record_s += took
@@ -231,12 +232,9 @@ class FileRecorder:
         self._flush_if_due(began)
         batch, ledger, part, rounds = stretch.batch, self.ledger, self._part, stretch.num_rounds
         shift = self._write_rejects(first) if self._rejects else 0
-        if plain := stretch.decisions.plain:
-            # Nobody is turned away within a stretch, so only its first round may have rejections in front.
-            part.log.decisions.extend(first + rounds - 1, shift if rounds == 1 else 0, plain)
-        num_rows = part.log.blocks.extend_stretch(first, shift, stretch.blocks, stretch.runs)
+        if self.keeps_log:
+            part.num_rows += self._write_stretch(first, shift, stretch, times.t_end_s)
         ledger.count_stretch(batch, times.t_start_s, times.t_end_s)
-        part.log.batch.extend(first, batch, times.t_end_s)
         last_s = times.t_end_s[-1]
         for request, reason in stretch.finished:
             part.requests.append(ledger.finish(request, reason, last_s))
@@ -265,7 +263,7 @@ class FileRecorder:
             ints,
             floats,
         )
-        part.num_rows += (2 * n + 1) * rounds + num_rows
+        part.num_rows += rounds
         took = self._perf() - began
         part.rounds.took(rounds, took / rounds)
         self.record_s += took
@@ -282,6 +280,21 @@ class FileRecorder:
             part.log.decisions.extend(number, shift, rows)
         part.log.blocks.extend_rows(number, shift, blocks)
         return len(rows) + len(blocks)
+
+    def _write_stretch(self, first: int, shift: int, stretch: Stretch, t_end_s: list[float]) -> int:
+        """Decisions, block events and batches of a stretch; about how many rows they are."""
+        log, rounds = self._part.log, stretch.num_rounds
+        at, plain = 0, stretch.decisions.plain
+        for number, count in enumerate(stretch.num_plain, first):
+            if count:
+                # Nobody is turned away within a stretch, so only its first round may have rejections in front.
+                log.decisions.extend(number, shift if number == first else 0, plain[at : at + count])
+                at += count
+        log.batch.extend(first, stretch.batch, t_end_s)
+        return (
+            log.blocks.extend_stretch(first, shift, stretch.blocks, stretch.runs)
+            + 2 * rounds * stretch.batch.num_decodes
+        )
 
     def _write_rejects(self, up_to: int | None) -> int:
         """Hand over the rejections made before round `up_to` (None: all), oldest first; how many were made right before it."""
@@ -324,14 +337,8 @@ class FileRecorder:
         return self._writer.num_bytes
 
     def _flush_if_due(self, now: float) -> None:
-        if now - self._last_flush >= self._flush_seconds:
+        if now - self._last_flush >= self._flush_seconds or self._part.num_rows >= self._flush_rows:
             self.flush()
-        elif self._part.num_rows >= self._flush_rows:
-            if self._keeps_log:
-                self.flush()
-            else:
-                self._wait()
-                self._pending = self._thread.submit(self._part.take_log().add_to, self.digest)
 
     def _timed_flush(self) -> None:
         began = self._perf()
@@ -351,7 +358,8 @@ class FileRecorder:
 
     def _write(self, part: Part) -> None:
         began = self._perf()
-        part.log.add_to(self.digest)
+        if self.keeps_log:
+            part.log.add_to(self.digest)
         self._writer.write(part)
         self.write_s += self._perf() - began
 

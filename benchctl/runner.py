@@ -103,7 +103,7 @@ def run_one(parts: RunParts, observer: Observer | None, stop: threading.Event) -
     if manifest["num_requests"] is not None:
         manifest["num_requests"] -= parts.admission.counts.skipped
     if isinstance(recorder, FileRecorder):
-        manifest["digest"] = f"xxh3:{recorder.digest.hexdigest()}"
+        manifest["digest"] = f"xxh3:{recorder.digest.hexdigest()}" if recorder.keeps_log else None
         manifest["record"] = {
             "seconds": recorder.record_s,
             "write_seconds": recorder.write_s,

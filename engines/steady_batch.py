@@ -152,13 +152,15 @@ class Stretch:
     """Rounds that differ by block edges alone: the same decodes, no admission, nobody waiting who could be admitted.
 
     Somebody may end in the last one. Lists are [num_rounds], counts as in `Round`. `decisions` and `blocks` are those of
-    all rounds, each round's orders from 0; `runs` says how many runs of block events each round has.
+    all rounds, each round's orders from 0; `num_plain` says how many decisions each round has, evictions left out, and
+    `runs` how many runs of block events.
     """
 
     batch: SteadyBatch  # of the first round; each later one is one `age` older
     num_rounds: int
-    decisions: Any  # Decisions: none but evictions, and in the last round who finished
+    decisions: Any  # Decisions: evictions, the head's hold, and in the last round who finished
     blocks: Any  # BlockEvents
+    num_plain: list[int]
     runs: list[int]
     free_blocks_start: list[int]
     free_blocks_scheduled: list[int]

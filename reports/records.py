@@ -170,7 +170,7 @@ MANIFEST: dict[str, str] = {
     "goodput": "{ttft | tpot | itl | e2el: milliseconds}: the SLOs of --goodput",
     "prefix_upper_bound": "{queried_tokens, hit_tokens}: what an unbounded prefix cache would have hit on this trace",
     "ceilings": "what `benchctl doctor --measure` found on this device: {device, measured, copy, gemm_<dtype>_<n>, …: {value, unit, raw}}",
-    "digest": "xxh3 over the decision log",
+    "digest": "xxh3 over the decision log; null where none was recorded",
     "notes": "[text]: what the run wants to be known",
     "error": "text: why it failed",
 }

@@ -208,13 +208,15 @@ class Decisions(MutableSequence[DecisionRow]):
 class RoundLog:
     """Decisions and block events of one round, in the order in which they happened.
 
-    Owned by one scheduler, cleared at each `schedule()`. `enabled=False` keeps the counts alone (for measuring its cost).
+    Owned by one scheduler, cleared at each `schedule()`. `keep`: True for everything, "preemptions" for those decisions and the
+    counts, False for the counts alone.
     """
 
-    __slots__ = ("blocks", "decisions", "enabled", "num_evicted", "num_preempted", "order")
+    __slots__ = ("_keeps_preemptions", "blocks", "decisions", "enabled", "num_evicted", "num_preempted", "order")
 
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, keep: bool | str = True) -> None:
+        self.enabled = keep is True
+        self._keeps_preemptions = bool(keep)
         self.clear()
 
     def clear(self) -> None:
@@ -238,7 +240,7 @@ class RoundLog:
     ) -> None:
         if kind == "preempt":
             self.num_preempted += 1
-        if self.enabled:
+        if self.enabled or (kind == "preempt" and self._keeps_preemptions):
             self.decisions.plain.append((self.order, kind, request, other, reason, needed, available, unit))
             self.order += 1
 

@@ -32,7 +32,7 @@ class NanoScheduler:
 
     name = "nano"
 
-    def __init__(self, config: SchedulerConfig, *, log_decisions: bool = True, one_by_one: bool = False) -> None:
+    def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
         self.config = config
         self.one_by_one = one_by_one
@@ -149,10 +149,19 @@ class NanoScheduler:
     def _stop_running(self, steady: Steady) -> str:
         return "running_empty" if len(steady) == len(self.running) else "max_num_seqs"
 
+    def _hold(self, seq: Sequence, needed: int, free: int) -> None:
+        self.log.decide("hold", seq.request, "blocks", needed=needed, available=free, unit="blocks")
+
+    def _lacking(self) -> int:
+        """Blocks that the head of `waiting` needs, where they are more than are free; else 0."""
+        seq = self._head()
+        needed = 0 if seq.block_table else self.blocks.can_allocate(seq)[1]
+        return needed if needed > self.blocks.pool.num_free else 0
+
     def upcoming(self) -> tuple[SteadyBatch, int] | None:
         """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
         steady = self._steady
-        if steady is None or self.waiting or not len(steady):
+        if steady is None or not len(steady) or (self.waiting and not self._lacking()):
             return None
         return steady.batch(self.running), steady.rounds_to_end()
 
@@ -164,13 +173,19 @@ class NanoScheduler:
         steady = self._steady
         assert steady is not None and max_rounds > 0, max_rounds
         budget = self.config.max_num_batched_tokens - len(steady)
-        out = StretchLog(self.log, steady, self.running, budget, "waiting_empty", self._stop_running(steady))
+        stop_waiting = "blocks" if self.waiting else "waiting_empty"
+        out = StretchLog(self.log, steady, self.running, budget, stop_waiting, self._stop_running(steady))
         pool = self.blocks.pool
         for _ in range(min(max_rounds, steady.rounds_to_end())):
-            out.begin_round(pool.num_free)
-            if not self._decode_steadily(steady):
-                out.take_back_round()
+            lacking = self._lacking() if self.waiting else 0
+            if self.waiting and not lacking:
                 break
+            if len(steady.opening()) > pool.num_free:
+                break
+            out.begin_round(pool.num_free)
+            if lacking:
+                self._hold(self._head(), lacking, pool.num_free)
+            self._decode_steadily(steady)
             out.scheduled(pool.num_free)
             self._end_members(steady, out.finished)
             out.end_round(self.blocks.cached_free_blocks)
@@ -212,7 +227,7 @@ class NanoScheduler:
             if admit:
                 num_cached, needed = self.blocks.can_allocate(seq)
                 if needed > free:
-                    log.decide("hold", seq.request, "blocks", needed=needed, available=free, unit="blocks")
+                    self._hold(seq, needed, free)
                     out.stop = "blocks"
                     break
                 wanted = seq.num_tokens - num_cached * config.block_size

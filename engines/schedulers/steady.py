@@ -222,14 +222,13 @@ class StretchLog:
         self._cached: list[int] = []
         self._runs: list[int] = []
         self._runs_before = 0
+        self._plain: list[int] = []
+        self._plain_before = 0
         self.finished: list[tuple[int, str]] = []
 
     def begin_round(self, num_free: int) -> None:
         self._log.order = self._log.num_evicted = 0
         self._starts.append(num_free)
-
-    def take_back_round(self) -> None:
-        self._starts.pop()
 
     def scheduled(self, num_free: int) -> None:
         self._scheduled.append(num_free)
@@ -240,6 +239,9 @@ class StretchLog:
         self._cached.append(cached_free_blocks)
         self._runs.append((runs - self._runs_before) // RUN_WIDTH)
         self._runs_before = runs
+        plain = len(log.decisions.plain)
+        self._plain.append(plain - self._plain_before)
+        self._plain_before = plain
 
     def stretch(self, num_free: int, waiting: int, running: int, skipped: int) -> Stretch | None:
         """What was run; None: no round was."""
@@ -251,6 +253,7 @@ class StretchLog:
             num_rounds=len(self._starts),
             decisions=self._log.decisions,
             blocks=self._log.blocks,
+            num_plain=self._plain,
             runs=self._runs,
             free_blocks_start=self._starts,
             free_blocks_scheduled=self._scheduled,

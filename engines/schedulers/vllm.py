@@ -44,7 +44,7 @@ class VllmScheduler:
 
     name = "vllm"
 
-    def __init__(self, config: SchedulerConfig, *, log_decisions: bool = True, one_by_one: bool = False) -> None:
+    def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
         self.config = config
         self.one_by_one = one_by_one
@@ -193,10 +193,10 @@ class VllmScheduler:
         out = StretchLog(self.log, steady, self.running, budget, self._closed(budget), "running_empty")
         pool = self.blocks.pool
         for _ in range(min(max_rounds, steady.rounds_to_end())):
-            out.begin_round(pool.num_free)
-            if not self._decode_steadily(steady):
-                out.take_back_round()
+            if len(steady.opening()) > pool.num_free:
                 break
+            out.begin_round(pool.num_free)
+            self._decode_steadily(steady)
             out.scheduled(pool.num_free)
             self._end_members(steady, out.finished)
             out.end_round(self.blocks.cached_free_blocks)

@@ -123,7 +123,9 @@ class SimulatedEngine:
             return
         n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
         ages = np.arange(num_rounds)
-        self._count("decode", features_of_decodes(n, context + n * ages, longest + ages, self.profile.graphs), num_rounds)
+        self._count(
+            "decode", features_of_decodes(n, context + n * ages, longest + ages, self.profile.graphs), num_rounds
+        )
 
     def collect(self, handle: StepResult) -> StepResult:
         return handle
