@@ -198,7 +198,11 @@ class _Judge:
             return (
                 f"95 % intervals by a paired bootstrap over the {self.num_common} requests that both finished, in blocks of "
                 f"neighbouring arrivals; a verdict on latency needs an interval without 0 and {self.min_effect:.0%}"
-                + ("" if self.exact else "; they were measured once on each side: what a repeat would change is not in it")
+                + (
+                    ""
+                    if self.exact
+                    else "; they were measured once on each side: what a repeat would change is not in it"
+                )
             )
         return (
             f"no intervals: {self.num_common} requests finished on both sides, {MIN_REQUESTS} are needed to say more than what "
