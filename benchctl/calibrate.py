@@ -36,7 +36,7 @@ from benchctl.calibrate_rounds import (
     tiles_of,
 )
 from benchctl.manifest import now
-from engines.simulated.cost import bucket_factors, device_time, work
+from engines.simulated.cost import bucket_factors, device_time, heat_time, products, work
 from engines.simulated.features import Features
 from engines.simulated.profile import (
     FAMILIES,
@@ -148,12 +148,12 @@ def fit_block_size(
     def cells(family: Family) -> Cells:
         """Runs together are one source, points another: a long run shall not outvote the design, nor the other way round."""
         sources = []
-        for group in ([(m.features, m.device_s) for m in measured], [(d.features, d.device_s) for d in designed]):
+        for group in (measured, designed):
             if group:
-                features, seconds = concat([a for a, _ in group]), np.concatenate([b for _, b in group])
+                features, seconds = concat([m.features for m in group]), np.concatenate([m.device_s for m in group])
                 rows = np.asarray(features.has_prefill) == (family == "prefill")
                 if rows.any():
-                    sources.append(cells_of(take(features, rows), seconds[rows]))
+                    sources.append(cells_of(take(features, rows), seconds[rows], repeated=group is designed))
         return joined(sources)
 
     decode_cells, prefill_cells = cells("decode"), cells("prefill")
@@ -163,11 +163,7 @@ def fit_block_size(
         rates = Rates(drawn, rates.flops_per_s)
         done = search(rates.flops_per_s, lambda c: fit_prefill(model, prefill_cells, Rates(drawn, c), per_tile)[1])
         rates = Rates(drawn, done)
-    names = ("launch_s", "after_s", "device_s", "step_s", "idle_start", "arrive_s")
-    times = HostTimes(
-        concat([m.features for m in host_runs]),
-        *(np.concatenate([getattr(m, name) for m in host_runs]) for name in names),
-    )
+    host = fit_host(host_times(host_runs), overlapped, graphs, least_eager(graphs, f, device_s))
     plain = Fit(
         block_size=block_size,
         bytes_per_s=rates.bytes_per_s,
@@ -175,8 +171,8 @@ def fit_block_size(
         ceilings=ceilings,
         tile_tokens=per_tile,
         decode=fit_decode(model, decode_cells, rates)[0],
-        prefill=fit_prefill(model, prefill_cells, rates, per_tile)[0],
-        host=fit_host(times, overlapped),
+        prefill=fit_prefill(model, prefill_cells, rates, per_tile, host)[0],
+        host=host,
         buckets=(),
         ranges=ranges_of(f),
         residuals=(),
@@ -185,9 +181,36 @@ def fit_block_size(
     weight = np.concatenate(
         [np.ones(len(m.device_s)) for m in measured] + [np.full(len(d.device_s), POINT_ROUNDS) for d in designed]
     )
-    corrected = replace(plain, buckets=buckets_of(model, graphs, plain, f, device_s, weight))
+    # What the repeats of designed rounds cost is not the formula's error.
+    hot = np.concatenate(
+        [np.zeros(len(m.device_s)) for m in measured] + [heat_of(model, plain, d.features) for d in designed]
+    )
+    corrected = replace(plain, buckets=buckets_of(model, graphs, plain, f, device_s - hot, weight))
     kind = np.concatenate([m.kind for m in measured] + [d.kind for d in designed])
-    return replace(corrected, residuals=residuals_of(predicted_device(model, corrected, f), device_s, kind))
+    return replace(corrected, residuals=residuals_of(predicted_device(model, corrected, f) + hot, device_s, kind))
+
+
+def host_times(runs: Sequence[Measured]) -> HostTimes:
+    names = ("launch_s", "after_s", "device_s", "step_s", "idle_start", "arrive_s", "issue_s")
+    return HostTimes(
+        concat([m.features for m in runs]), *(np.concatenate([getattr(m, name) for m in runs]) for name in names)
+    )
+
+
+def least_eager(graphs: Graphs, f: Features, device_s: npt.NDArray[np.float64]) -> float:
+    """The shortest round with prefill that no graph was large enough for; infinite without one."""
+    if not graphs.prefill:
+        return float("inf")
+    beyond = (f.padded_tokens > graphs.prefill[-1]) | (f.num_seqs > graphs.prefill_max_seqs)
+    rows = beyond & np.asarray(f.has_prefill)
+    return float(device_s[rows].min()) if rows.any() else float("inf")
+
+
+def heat_of(model: ModelShape, fit: Fit, f: Features) -> npt.NDArray[np.float64]:
+    """Seconds by which designed rounds, repeated on end, are slower than in a run."""
+    least = products(model, f.padded_tokens, f.padded_seqs, fit.bytes_per_s, fit.flops_per_s)
+    hot: npt.NDArray[np.float64] = np.asarray(heat_time(fit.prefill, least, f)) * np.asarray(f.has_prefill)
+    return hot
 
 
 def rates_of(model: ModelShape, f: Features, device_s: npt.NDArray[np.float64], roof: Ceilings | None) -> Rates:

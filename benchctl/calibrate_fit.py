@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from engines.simulated.cost import decode_rest, launch_time, prefill_rest, products
+from engines.simulated.cost import decode_rest, heat_time, issue_time, launch_time, prefill_rest, products
 from engines.simulated.features import Features
-from engines.simulated.profile import Curve, DecodeCost, HostCost, ModelShape, PrefillCost
+from engines.simulated.profile import Curve, DecodeCost, Graphs, HostCost, ModelShape, PrefillCost
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -25,10 +25,20 @@ Bools = npt.NDArray[np.bool_]
 HUBER = 0.03  # relative residuals beyond this count linearly, not squared
 HOST_HUBER = 0.5
 HOLD = 0.01  # weight of a term that holds a curve, against a cell's own
-DECODE_AT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # sequences
-WALK_AT = (1, 8, 64, 512)
-PREFILL_AT = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens
+DECODE_AT = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512)  # sequences
+WALK_AT = (1, 2, 4, 8, 16, 32, 64, 112, 128, 512)
+PREFILL_AT = (16, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)  # tokens
+HEAT_AT = (
+    128,
+    256,
+    512,
+    1024,
+    2048,
+    4096,
+)  # tokens; none at the ends: memory limits few, and many are hot in a run too
 SOUGHT = 1024
+NO_GRAPHS = Graphs()
+WALK_KEYS = 30.0  # one walk along keys takes about so much longer than its share of all keys together
 FASTER = 0.8  # a kernel may be this much of the time its ceiling gives: what lies in a cache is no memory's
 
 
@@ -39,6 +49,7 @@ class Cells:
     features: Features
     seconds: Floats
     weight: Floats  # sums to 1
+    repeated: Bools  # designed rounds, each several times on end: the device is hotter than in a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,7 @@ class HostTimes:
     step_s: Floats
     idle_start: Bools
     arrive_s: Floats
+    issue_s: Floats  # nan where a round does not tell
 
 
 def take(f: Features, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Features:
@@ -62,7 +74,7 @@ def concat(parts: list[Features]) -> Features:
     return Features(*(np.concatenate([getattr(p, name) for p in parts]) for name in Features.__slots__))
 
 
-def cells_of(f: Features, seconds: Floats) -> Cells:
+def cells_of(f: Features, seconds: Floats, repeated: bool = False) -> Cells:
     """Rounds of one family; sizes that grow are grouped in steps of a few percent."""
     steps = [np.round(np.log1p(np.asarray(getattr(f, name), dtype=np.float64)) / 0.03)
              for name in ("context_tokens", "context_pairs", "older_keys", "block_keys", "chunk_keys", "single_context", "single_keys")]  # fmt: skip
@@ -74,13 +86,18 @@ def cells_of(f: Features, seconds: Floats) -> Cells:
     middle = order[first + (counts - 1) // 2]  # the round of median time stands for its cell, with its own features
     # Root of the count: a cell of many rounds is better known, but shall not hide the others.
     weight = np.sqrt(counts.astype(np.float64))
-    return Cells(take(f, middle), seconds[middle], weight / weight.sum())
+    return Cells(take(f, middle), seconds[middle], weight / weight.sum(), np.full(len(middle), repeated))
 
 
 def joined(parts: list[Cells]) -> Cells:
     """Cells of several sources, each source of equal weight."""
     weight = np.concatenate([part.weight for part in parts]) / len(parts)
-    return Cells(concat([part.features for part in parts]), np.concatenate([part.seconds for part in parts]), weight)
+    return Cells(
+        concat([part.features for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+        weight,
+        np.concatenate([part.repeated for part in parts]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +115,25 @@ def fit_decode(model: ModelShape, cells: Cells, rates: Rates) -> tuple[DecodeCos
     least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
     at = np.array(DECODE_AT, dtype=np.float64)
     scale = typical(model, at, rates, cells.seconds)
+    step = np.log2(at)
+    # As in the engine's kernel: the keys of few sequences are shared out over up to 16 programs, those of 64 are not.
+    walks = np.clip(WALK_AT, 4, 64) / 64 * WALK_KEYS
 
     def unpack(x: Floats) -> DecodeCost:
         return DecodeCost(
             rest=curve(DECODE_AT, x[:n] * scale),
             per_key=curve(DECODE_AT, x[n : 2 * n] * key),
-            per_longest_key=curve(WALK_AT, x[2 * n : 2 * n + w] * key),
+            per_longest_key=curve(WALK_AT, x[2 * n : 2 * n + w] * walks * key),
             unhidden=float(x[-1]),
         )
 
     def hold(x: Floats) -> Floats:
         rest, drawn, walk = x[:n] * scale, x[n : 2 * n], x[2 * n : 2 * n + w]
         # Straight over doublings: what a stack of kernels costs grows slowly until its bytes take over.
-        bends = np.diff(rest, 2) / scale[2:]
-        return np.concatenate([3 * bends, np.diff(np.log(drawn)), 0.3 * np.log(drawn), 0.1 * np.log1p(walk)])
+        bends = np.diff(np.diff(rest) / np.diff(step)) / scale[2:]
+        return np.concatenate(
+            [3 * bends, np.diff(np.log(drawn)), 0.3 * np.log(drawn), np.diff(np.log1p(walk)), 0.1 * np.log1p(walk)]
+        )
 
     x0 = np.concatenate([np.full(n, 0.3), np.full(n, 1.2), np.full(w, 0.5), [0.3]])
     low = np.concatenate([np.zeros(n), np.full(n, FASTER), np.zeros(w), [0.0]])
@@ -120,9 +142,15 @@ def fit_decode(model: ModelShape, cells: Cells, rates: Rates) -> tuple[DecodeCos
     return unpack(x), loss
 
 
-def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: int) -> tuple[PrefillCost, float]:
-    """The coefficients of rounds that feed a prompt, and their loss."""
+def fit_prefill(
+    model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: int, host: HostCost | None = None
+) -> tuple[PrefillCost, float]:
+    """The coefficients of rounds that feed a prompt, and their loss. `host` tells how long launching without a graph takes."""
     f, n = cells.features, len(PREFILL_AT)
+    heats = len(HEAT_AT) - 2
+    # Only where the same sizes ran in a run can the two be told apart.
+    both = bool(cells.repeated.any() and not cells.repeated.all())
+    issue: Floats = issue_time(host, f) if host else np.zeros(len(cells.seconds))
     least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
     at = np.array(PREFILL_AT, dtype=np.float64)
     scale = typical(model, at, rates, cells.seconds)
@@ -142,9 +170,15 @@ def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: 
             per_chunk_key_s=chunk_key,
             per_key_s=single,
             per_longest_key_s=longest,
-            unhidden_chunk=float(x[-2]),
-            unhidden_single=float(x[-1]),
+            unhidden_chunk=float(x[n + 8]),
+            unhidden_single=float(x[n + 9]),
+            heat=curve(HEAT_AT, both * np.concatenate([[0.0], x[n + 10 :], [0.0]])),
         )
+
+    def predict(x: Floats) -> Floats:
+        cost = unpack(x)
+        seconds: Floats = np.maximum(least + prefill_rest(cost, f) + cells.repeated * heat_time(cost, least, f), issue)
+        return seconds
 
     def hold(x: Floats) -> Floats:
         slope = np.diff(x[:n] * scale) / np.diff(at)
@@ -152,12 +186,12 @@ def fit_prefill(model: ModelShape, cells: Cells, rates: Rates, tokens_per_tile: 
         bends = np.diff(slope) * at[2:] / scale[2:]
         seq, tile, own, older, block, chunk_key, single, longest = x[n : n + 8]
         alike = np.log([own, older / own, block / own, single])
-        return np.concatenate([bends, 0.3 * alike, 0.1 * np.log1p([seq, tile, chunk_key, longest])])
+        return np.concatenate([bends, 0.3 * alike, 0.1 * np.log1p([seq, tile, chunk_key, longest]), x[n + 10 :]])
 
-    x0 = np.concatenate([np.full(n, 0.3), [0.1, 0.1, 2.0, 2.0, 2.0, 0.5, 1.2, 0.5, 0.3, 0.3]])
-    low = np.concatenate([np.zeros(n), [0.0, 0.0, FASTER, FASTER, FASTER, 0.0, FASTER, 0.0, 0.0, 0.0]])
-    high = np.concatenate([np.full(n + 8, np.inf), [1.0, 1.0]])
-    x, loss = solve(lambda x: least + prefill_rest(unpack(x), f), hold, cells, x0, low, high)
+    x0 = np.concatenate([np.full(n, 0.3), [0.1, 0.1, 2.0, 2.0, 2.0, 0.5, 1.2, 0.5, 0.3, 0.3], np.full(heats, 0.01)])
+    low = np.concatenate([np.zeros(n), [0.0, 0.0, FASTER, FASTER, FASTER, 0.0, FASTER, 0.0, 0.0, 0.0], np.zeros(heats)])
+    high = np.concatenate([np.full(n + 8, np.inf), [1.0, 1.0], np.full(heats, 0.5)])
+    x, loss = solve(predict, hold, cells, x0, low, high)
     return unpack(x), loss
 
 
@@ -234,8 +268,10 @@ def nonnegative(a: Floats, b: Floats) -> Floats:
     return found
 
 
-def fit_host(times: HostTimes, overlapped: bool) -> HostCost:
+def fit_host(times: HostTimes, overlapped: bool, graphs: Graphs = NO_GRAPHS, least_eager_s: float = np.inf) -> HostCost:
     """Host time by sequences and prompt tokens, and the gaps of the device.
+
+    `least_eager_s`: the shortest device time of a round with prefill without a graph; launching its kernels took no longer.
 
     Not overlapped: a step holds host and device time one after the other, and what is left over is `wake_s`.
     """
@@ -255,13 +291,14 @@ def fit_host(times: HostTimes, overlapped: bool) -> HostCost:
                 scale[rows] = max(float(np.median(seconds[rows])), 1e-6)
         return robust(np.stack(columns, axis=1), seconds, scale, weight, HOST_HUBER)[1]
 
-    launch = fit([one, f.num_seqs, f.prefill_tokens, f.known_tokens], times.launch_s)
+    launch = fit([one, f.num_seqs, f.prefill_tokens, f.known_tokens, has_prefill.astype(np.float64)], times.launch_s)
     after = fit([one, f.num_seqs], times.after_s)
     base = HostCost(
         launch_intercept_s=float(launch[0]),
         launch_per_seq_s=float(launch[1]),
         launch_per_token_s=float(launch[2]),
         launch_per_known_token_s=float(launch[3]),
+        launch_prefill_s=float(launch[4]),
         after_intercept_s=float(after[0]),
         after_per_seq_s=float(after[1]),
     )
@@ -269,6 +306,13 @@ def fit_host(times: HostTimes, overlapped: bool) -> HostCost:
     def middle(values: Floats) -> float:
         return max(float(np.median(values)), 0.0) if len(values) else 0.0
 
+    if graphs.prefill:
+        base = replace(
+            base,
+            issue_s=min(middle(times.issue_s[~np.isnan(times.issue_s)]), least_eager_s),
+            issue_beyond_tokens=float(graphs.prefill[-1]),
+            issue_beyond_seqs=float(graphs.prefill_max_seqs),
+        )
     if not overlapped:
         return replace(base, wake_s=middle(times.step_s - times.device_s - times.launch_s - times.after_s))
     follows, beyond = ~times.idle_start & ~has_prefill, times.step_s - times.device_s

@@ -73,6 +73,11 @@ def pack(
         target = Path(out) if out is not None else Path(runs[0]).parent / f"{first.name}.tar.gz"
         if target.is_dir():
             raise BenchctlError(f"{target} is a folder", where="--out", fix="name a file, e.g. runs.tar.gz")
+        for folder in folders:
+            if open_run(folder).status == "running":
+                print(
+                    f"Warning: {folder} is still running, or was killed: its finished parts are packed", file=sys.stderr
+                )
         before = sum(file.stat().st_size for folder in folders for file in packs.run_files(folder))
         if limit is not None and before > limit * MOST_PARTS:
             raise BenchctlError(f"--split {split} makes more than {MOST_PARTS} parts", fix="give larger parts")

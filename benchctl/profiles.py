@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from engines.simulated.engine import SimulatedEngine
 from engines.simulated.profile import Profile, dump_profile, parse_profile
 from traces.errors import BenchctlError
 
-FOLDER = Path("profiles")  # where a bare NAME is looked for
+FOLDER = Path("profiles")  # where a bare NAME is looked for, before the bundled ones
+BUNDLED = Path(str(resources.files("engines.simulated"))) / "profiles"
 PHRASES = {
     "num_seqs": "sequences",
     "num_tokens": "fed tokens",
@@ -21,17 +23,15 @@ PHRASES = {
 
 
 def load_profile(text: str) -> Profile:
-    """A file, or NAME for profiles/NAME.json. Raises BenchctlError."""
+    """A file, or NAME of profiles/NAME.json or of a bundled profile. Raises BenchctlError."""
     path = Path(text).expanduser()
     if not path.is_file():
-        named = FOLDER / f"{text}.json"
-        if os.sep in text or path.suffix == ".json" or not named.is_file():
-            known = sorted(entry.stem for entry in FOLDER.glob("*.json"))
-            looked = f"{path} is no file" if os.sep in text or path.suffix else f"neither {path} nor {named} is a file"
+        named = None if os.sep in text or path.suffix == ".json" else named_profiles().get(text)
+        if named is None:
             raise BenchctlError(
-                f"no profile {text!r}: {looked}",
+                f"no profile {text!r}: no such file, and none of that name",
                 where="--profile",
-                fix=" or ".join(known) if known else "benchctl calibrate RUN... -o FILE makes one",
+                fix=f"{', '.join(named_profiles())}, or one made by benchctl calibrate RUN... -o FILE",
             )
         path = named
     try:
@@ -39,6 +39,12 @@ def load_profile(text: str) -> Profile:
     except OSError as error:
         raise BenchctlError(f"the profile cannot be read: {error.strerror}", where=str(path)) from None
     return parse_profile(raw, str(path))
+
+
+def named_profiles() -> dict[str, Path]:
+    """Name -> file, of those that need no path: the current folder's own ones, then the bundled ones."""
+    own = {entry.stem: entry for entry in sorted(FOLDER.glob("*.json"))}
+    return own | {entry.stem: entry for entry in sorted(BUNDLED.glob("*.json")) if entry.stem not in own}
 
 
 def save_profile(profile: Profile, path: Path) -> None:

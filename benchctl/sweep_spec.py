@@ -79,8 +79,17 @@ class Cell:
 
 def make_cell(settings: Mapping[str, Value]) -> Cell:
     """A cell that knows its files by content. One that is not there is the replay's to complain of."""
-    named = {name: digest_of(str(settings[name])) for name in FILES if name in settings}
+    named = {name: digest_of(place_of(name, str(settings[name]))) for name in FILES if name in settings}
     return Cell(settings, {name: digest for name, digest in named.items() if digest})
+
+
+def place_of(name: str, value: str) -> str:
+    """Where the file lies that a setting names: a profile may go by its name alone."""
+    if name == "profile" and not Path(value).is_file():
+        from benchctl.profiles import named_profiles
+
+        return str(named_profiles().get(value, value))
+    return value
 
 
 @cache

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the bundled profiles are fitted from, on a CUDA device: designed rounds and a short trace under both policies, for
 # three models. Fit afterwards, anywhere:
-#   benchctl calibrate OUT/MODEL/points.json OUT/MODEL/runs -o benchctl/profiles/h200-MODEL.json
+#   benchctl calibrate OUT/MODEL/points.json OUT/MODEL/runs -o engines/simulated/profiles/h200-MODEL.json
 # usage: benchmarks/gpu_calibrate.sh OUT        (python3 is one with torch, polars and msgspec on its path)
 # OUT gets one MODEL.tar.gz a model, as soon as it is done, and log.txt. Ends within LIMIT seconds.
 set -uo pipefail

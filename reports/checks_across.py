@@ -8,7 +8,9 @@ from typing import Any
 import polars as pl
 
 from reports.checks import Check
+from reports.numbers import plural
 from reports.run import Run
+from reports.terminal import column_names
 
 
 def checks_across(runs: list[Run]) -> list[Check]:
@@ -16,17 +18,21 @@ def checks_across(runs: list[Run]) -> list[Check]:
     found: list[Check] = []
     if len(runs) < 2:
         return found
+    names = column_names([{"name": run.name, "path": run.shown} for run in runs])
+
+    def each(value: Callable[[Run], Any]) -> str:
+        return ", ".join(f"{name}: {value(run)}" for name, run in zip(names, runs, strict=True))
+
     traces = {_trace_key(run) for run in runs}
     if len(traces) > 1:
         found.append(
-            Check(
-                "error", "the runs replayed different traces", _each(runs, _trace_key), "compare runs of one trace only"
-            )
+            Check("error", "the runs replayed different traces", each(_trace_key), "compare runs of one trace only")
         )
-    tokens = {run.name: (run.usable_blocks or 0) * (run.block_size or 0) for run in runs}
-    if len(set(tokens.values())) > 1:
+    tokens = [(run.usable_blocks or 0) * (run.block_size or 0) for run in runs]
+    if len(set(tokens)) > 1:
         evidence = ", ".join(
-            f"{run.name} {tokens[run.name]:,} ({run.usable_blocks} blocks of {run.block_size})" for run in runs
+            f"{name} {held:,} ({run.usable_blocks} blocks of {run.block_size})"
+            for name, held, run in zip(names, tokens, runs, strict=True)
         )
         found.append(
             Check(
@@ -41,7 +47,7 @@ def checks_across(runs: list[Run]) -> list[Check]:
             Check(
                 "warn",
                 "the block sizes are unequal",
-                f"tokens of a block: {_each(runs, lambda run: run.block_size)}; larger blocks waste more of the pool and match "
+                f"tokens of a block: {each(lambda run: run.block_size)}; larger blocks waste more of the pool and match "
                 "prefixes more coarsely, whatever the policy",
                 "pass --block-size, which gives every policy the same, to see the policies alone",
             )
@@ -54,7 +60,7 @@ def checks_across(runs: list[Run]) -> list[Check]:
     for name, value in looks.items():
         if len({str(value(run)) for run in runs}) > 1:
             found.append(
-                Check("warn", f"the runs differ in {name}", _each(runs, value), f"repeat one with the other's {name}")
+                Check("warn", f"the runs differ in {name}", each(value), f"repeat one with the other's {name}")
             )
     if any(run.manifest.get("arrivals") == "session" for run in runs):
         found.append(
@@ -65,10 +71,11 @@ def checks_across(runs: list[Run]) -> list[Check]:
                 "the runs saw different arrivals",
             )
         )
-    asked = {run.name: _work(run) for run in runs}
-    if len(set(asked.values())) > 1:
+    done = [_work(run) for run in runs]
+    if len(set(done)) > 1:
         evidence = ", ".join(
-            f"{name} {requests:,} requests, {tokens:,} output tokens" for name, (requests, tokens) in asked.items()
+            f"{name} {plural(requests, 'request')}, {plural(emitted, 'output token')}"
+            for name, (requests, emitted) in zip(names, done, strict=True)
         )
         found.append(
             Check(
@@ -79,10 +86,6 @@ def checks_across(runs: list[Run]) -> list[Check]:
             )
         )
     return found
-
-
-def _each(runs: list[Run], value: Callable[[Run], Any]) -> str:
-    return ", ".join(f"{run.name}: {value(run)}" for run in runs)
 
 
 def _trace_key(run: Run) -> str:

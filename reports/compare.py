@@ -198,6 +198,11 @@ class _Judge:
             return (
                 f"95 % intervals by a paired bootstrap over the {self.num_common} requests that both finished, in blocks of "
                 f"neighbouring arrivals; a verdict on latency needs an interval without 0 and {self.min_effect:.0%}"
+                + (
+                    ""
+                    if self.exact
+                    else "; they were measured once on each side: what a repeat would change is not in it"
+                )
             )
         return (
             f"no intervals: {self.num_common} requests finished on both sides, {MIN_REQUESTS} are needed to say more than what "
@@ -238,7 +243,8 @@ class _Judge:
             if metric.better is not None and abs(b - a) < abs(a) * self.min_effect:
                 return SAME, f"less than {self.min_effect:.0%}"
             return _direction(metric, b - a), ""
-        if self.repeats < 2 and (hosted or not self.exact):
+        of_requests = metric.sampled and interval is not None and not hosted
+        if self.repeats < 2 and (hosted or not self.exact) and not of_requests:
             if a == b and not hosted:
                 return SAME, ""
             if hosted and self.exact:

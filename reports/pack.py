@@ -50,13 +50,16 @@ def run_names(runs: Sequence[Path]) -> list[str]:
 
 
 def run_files(run: Path) -> list[Path]:
-    """What belongs to a run: its finished parts and every other plain file of its folder, no half-written ones."""
+    """What belongs to a run: its finished parts and every other plain file of its folder; nothing half-written, no packs."""
     finished = set(records.parts(run))
     out = []
     for file in sorted(run.iterdir()):
         table = re.match(r"^([a-z]+)-(\d{5,})\.parquet$", file.name)
         unfinished = table is not None and table[1] in records.TABLES and table[2] not in finished
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(".tmp") and not unfinished:
+        passing = (
+            file.name.startswith(".") or file.name.endswith(".tmp") or is_pack(file) or is_pack(file.with_suffix(""))
+        )
+        if file.is_file() and not unfinished and not passing:
             out.append(file)
     return out
 

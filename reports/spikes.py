@@ -120,9 +120,8 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
             return None, f"1 round did not compute it: a {row['kind']} round of {tokens}{took}"
         which = "the first" if run.clock == "rounds" else "the longest"
         return None, f"{passed:,} rounds did not compute it; {which}, a {row['kind']} round of {tokens}{took}"
-    return None, f"its own round, {row['kind']} with {tokens}{took}" + (
-        f"; {passed:,} more did not compute it" if passed else ""
-    )
+    own = f"its own round of {decodes}" if row["kind"] == "decode" else f"its own round, {row['kind']} with {tokens}"
+    return None, f"{own}{took}" + (f"; {passed:,} more did not compute it" if passed else "")
 
 
 def slow_starts(run: Run) -> SlowStart | None:

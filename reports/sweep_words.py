@@ -83,12 +83,24 @@ def of_one(view: SweepView, pick: Pick) -> list[str]:
             + (f": {view.name_of(pick.tied[0])}." if count == 1 else ".")
         )
         if count > 1 and (common := shared_text(view, (pick.setting, *pick.tied))):
-            out.append(f"All of them have {common}; the other axes are free within them.")
+            out.append(f"All of them have {common}{how_many(view, (pick.setting, *pick.tied))}.")
     if pick.next is not None and view.mode != "front":
         value, best = pick.next.figures[view.objective][0], pick.setting.figures[view.objective][0]
         less = f", {1 - value / best:.0%} less" if best > 0 else ""
         out.append(f"The next one, {view.name_of(pick.next)}, has a {label} of {number(value)} {unit}{less}.")
     return out + decides(view)
+
+
+def how_many(view: SweepView, settings: Sequence[Setting]) -> str:
+    """Whether the values that these settings take are all it takes."""
+    key, taken = view.workload_of(settings[0]), {axis: {s.values[axis] for s in settings} for axis in view.choices}
+    alike = [
+        s for s in view.settings
+        if view.workload_of(s) == key and all(s.values[axis] in taken[axis] for axis in view.choices)
+    ]  # fmt: skip
+    if len(alike) == len(settings):
+        return ", and every setting that has these is as good"
+    return f"; they are {len(settings)} of the {len(alike)} settings that have these"
 
 
 def shared_text(view: SweepView, settings: Sequence[Setting]) -> str:
@@ -115,13 +127,24 @@ def margin_text(view: SweepView, margin: Margin) -> str:
     head = f"Its tightest SLO is {metric}: {margin.percentile} {number(margin.value)} ms of {margin.limit:g} ms"
     head += f", {margin.left:.0%} to spare" if margin.left >= 0 else f", {-margin.left:.0%} beyond it"
     if not parts:
-        return f"{head}; with one replay of each setting its error is not known (--repeat 3 shows the spread)."
+        return f"{head}; {unknown_error(view)}."
     verdict = (
         "the margin is larger than that"
         if margin.value * (1 + total) <= margin.limit
         else "that is more than the margin"
     )
     return f"{head}, with an error of ±{total:.1%} ({', '.join(parts)}): {verdict}."
+
+
+def unknown_error(view: SweepView) -> str:
+    """Why there is no error to state, and what would give one."""
+    engine = view.fixed.get("engine")
+    if engine == "null":
+        return "durations of the null engine are constants, so this is no prediction of a device"
+    seeded = "request-rate" in view.fixed or "request-rate" in view.workloads
+    if engine == "simulated":
+        return "the profile states no error" + (", and --repeat 3 shows how much arrivals matter" if seeded else "")
+    return "with one replay of each setting its error is not known (--repeat 3 shows the spread)"
 
 
 def trade(view: SweepView, settings: Sequence[Setting], fastest: Setting) -> list[str]:
@@ -206,6 +229,8 @@ def effects(view: SweepView) -> list[tuple[str, str, str, float]]:
             if len(best) > 1 and max(best.values()) > 0:
                 top, low = max(best, key=best.__getitem__), min(best, key=best.__getitem__)
                 loss = 1 - best[low] / best[top]
+                if loss == 0.0:
+                    top = low = "any"
                 if largest is None or loss > largest[2]:
                     largest = top, low, loss
         if largest is not None:

@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engines.model import memory as model_memory
 from engines.model.config import PRESETS
 from engines.model.load import load_model
 from engines.torch_engine import triton_engine
+from engines.torch_engine.fused_forward import buffer_bytes
 from engines.torch_engine.memory import cache_out_of_memory, kv_bytes_per_token, max_kv_tokens
 from engines.torch_engine.triton_engine import TritonEngine
 from engines.torch_engine.verify import reference_logits, widen
@@ -110,6 +112,7 @@ def eight_gigabytes() -> Iterator[int]:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, 8e9 / total))
+    torch.cuda.reset_peak_memory_stats()
     yield 8_000_000_000
     torch.cuda.set_per_process_memory_fraction(1.0)
     gc.collect()
@@ -161,6 +164,30 @@ def test_a_pool_leaves_room_for_the_largest_round() -> None:
     engine.collect(engine.launch(_batch_of_zeros([0] * 4, [4096] * 4, tables)))
     engine.collect(engine.launch(_batch_of_zeros([4095] * 512, [1] * 512, [tables[0]] * 512)))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "seqs", "length"),
+    [("tiny", 256, 16, 1024), ("qwen3-0.6b", 512, 64, 2048), ("qwen3-0.6b", 2048, 512, 4096)],
+)
+def test_the_sum_of_an_engines_buffers_bounds_what_it_holds(
+    name: str, tokens: int, seqs: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pool is planned beside: every tensor of the engine but the cache, one layer's worth of weights."""
+    monkeypatch.setitem(PRESETS, "cut", replace(PRESETS[name], num_layers=1))
+    model = load_model("cut", dtype="bfloat16", device="cpu")
+    limits = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "max_model_len": length}
+    engine = TritonEngine(model, num_blocks=length // 16, block_size=16, **limits)
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for owner in (engine, engine.forward)
+        for tensor in vars(owner).values()
+        if isinstance(tensor, torch.Tensor)
+    }
+    for cache in (engine.k_cache, engine.v_cache):
+        del held[cache.untyped_storage().data_ptr()]
+    planned = buffer_bytes(model.local, model.dtype, tokens, seqs, length)
+    assert planned - 128 * MIB < sum(held.values()) <= planned
 
 
 def test_what_fits_leaves_room_for_buffers_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

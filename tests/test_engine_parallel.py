@@ -56,7 +56,7 @@ def three_rounds(family: str, engine: TorchEngine | TritonEngine) -> list[int]:
         tokens += engine.collect(handle).token_ids.tolist()  # type: ignore[union-attr]
         for (seq, count), logits in zip(work, handle.logits, strict=True):
             seq.computed += count
-            assert_same_logits(logits, want[seq.request][seq.computed - 1], (seq.request, seq.computed))
+            assert_same_logits(logits.cpu(), want[seq.request][seq.computed - 1], (seq.request, seq.computed))
     return tokens
 
 
@@ -158,6 +158,20 @@ def test_a_model_that_does_not_divide_starts_nothing(name: str, size: int, words
         load_parallel_model(name, size, device="cpu")
     assert words in str(refused.value) and refused.value.exit_code == 2
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards")
+@pytest.mark.parametrize("eager", [False, True])
+def test_two_cards_give_the_logits_of_one(eager: bool) -> None:
+    """Over NCCL, inside CUDA graphs and without them."""
+    model = load_parallel_model(str(make_oracle("qwen3").folder), 2, dtype="float32", device="cuda")
+    try:
+        engine = TritonEngine(model, num_blocks=16, block_size=16, return_logits=True, enforce_eager=eager, **LIMITS)
+        three_rounds("qwen3", engine)
+        engine.close()
+    finally:
+        model.team.close()
 
 
 @pytest.mark.gpu

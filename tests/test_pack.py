@@ -153,6 +153,14 @@ def test_a_half_written_run_is_packed_up_to_its_last_part(pair: Path, tmp_path: 
     }
 
 
+def test_a_pack_inside_the_run_is_not_packed_again(pair: Path, tmp_path: Path) -> None:
+    run = record_golden(tmp_path / "nano", "nano", "article_rounds", manifest={"status": "running"})
+    before = [file.name for file in pack.run_files(run)]
+    done = benchctl("pack", run, "-o", run / "nano.tar.gz", "--split", "4KiB")
+    assert done.returncode == 0 and "is still running, or was killed: its finished parts are packed" in done.stderr
+    assert len(done.stdout.splitlines()) > 2 and [file.name for file in pack.run_files(run)] == before
+
+
 def test_runs_of_one_name_keep_apart(pair: Path, tmp_path: Path) -> None:
     record_golden(tmp_path / "again" / "nano", "nano", "article_rounds")
     assert pack.run_names([pair / "nano", tmp_path / "again" / "nano"]) == ["walk-nano", "again-nano"]

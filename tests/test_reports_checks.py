@@ -143,6 +143,9 @@ def test_runs_that_cannot_be_laid_side_by_side(tmp_path: Path) -> None:
     levels = {check.what: check for check in checks_across([one, other])}
     assert set(levels) == {"the runs replayed different traces", "the KV pools are unequal", "the runs differ in clock"}
     assert "one 160 (40 blocks of 4), other 240 (60 blocks of 4)" in levels["the KV pools are unequal"].evidence
+    alike = run_of(tmp_path / "x" / "one", steady(3), config=wide, trace={"name": "a"})  # of one name: told apart
+    told = {check.what: check.evidence for check in checks_across([one, alike])}
+    assert told["the KV pools are unequal"].endswith("0/one 160 (40 blocks of 4), x/one 240 (60 blocks of 4)")
 
 
 def test_a_check_needs_no_numpy_scalars_in_json(tmp_path: Path) -> None:

@@ -156,4 +156,7 @@ def test_what_the_tied_settings_have_in_common_is_told() -> None:
     ]
     text = " ".join(answer(view(*cells)))
     assert "3 other settings are as good in goodput (within 1%)" in text
-    assert "All of them have max-num-seqs 64 or 256; the other axes are free within them." in text
+    assert "All of them have max-num-seqs 64 or 256, and every setting that has these is as good." in text
+    cells[-1]["request_goodput"] = 4.0
+    text = " ".join(answer(view(*cells)))
+    assert "All of them have max-num-seqs 64 or 256; they are 3 of the 4 settings that have these." in text

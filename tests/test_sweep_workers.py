@@ -132,3 +132,15 @@ def test_a_bug_in_a_replay_is_a_reason_not_the_end() -> None:
         ["replay", "traces/walkthrough.jsonl", "-s", "nano", "--engine", "null", "--json", "--records", "none"]
     )
     assert code == 0 and json.loads(out)["completed"] == 5
+
+
+def test_the_error_of_a_profile_is_that_of_runs_held_out_where_there_are_any() -> None:
+    from benchctl.sweep_slo import stated_error
+
+    residuals = [{"kind": "decode", "p50": 0.01, "p95": 0.02}, {"kind": "mixed", "p50": 0.02, "p95": 0.06}]
+    error, what = stated_error({"residuals": residuals})
+    assert error == 0.06 and "95% of mixed rounds" in what and "no run was held out" in what
+    held = {"runs": 6, "end_to_end": {"50": 0.01, "99": 0.05}, "worst": {"99": 0.11}}
+    error, what = stated_error({"residuals": residuals, "error": {"held_out": held}})
+    assert error == 0.05 and "on 6 runs that were not fitted; the worst ±11.0%" in what
+    assert stated_error({})[0] is None

@@ -430,3 +430,27 @@ def test_payloads_that_are_ready_to_be_sent_are_requests(tmp_path: Path) -> None
     assert report.format == "payloads" and requests[0].prompt_token_ids == (5, 6, 7) and requests[1].prompt == "x"
     with pytest.raises(BenchctlError, match="no payload"):
         imported(tmp_path, lines({"payload": {"prompt": "x", "max_tokens": 3}}, {"text": 1}), format="payloads")
+
+
+def test_nobody_follows_a_failed_turn_of_burstgpt(tmp_path: Path) -> None:
+    head = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    turns = "5,s,2,GPT-4,9,0,9,Conversation log\n8,s,2,GPT-4,10,4,14,Conversation log\n20,s,3,GPT-4,30,6,36,Conversation log\n"
+    _, _, requests = imported(tmp_path, head + turns, failed="keep-as-1")
+    assert [(r.id, r.turn, r.parents) for r in requests] == [
+        ("s-t1-failed-0", None, ()),
+        ("s-t1", 1, ()),
+        ("s-t2", 2, ("s-t1",)),
+    ]
+    assert requests[2].carry == Carry("s-t1", 14)
+
+
+def test_what_is_carried_is_never_more_than_there_is(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "arrival_s": 0, "input_length": 9, "output_length": 2},
+        {"id": "b", "arrival_s": 1, "input_length": 50, "output_length": 2, "carry": {"from": "a", "tokens": 40}},
+    ]
+    text = lines({"benchctl_trace": 1}, *rows)
+    with pytest.raises(BenchctlError, match='carry of 40 tokens from "a", whose prompt and output have 11'):
+        imported(tmp_path, text)
+    report, _, requests = imported(tmp_path, text, skip_bad=True)
+    assert [r.id for r in requests] == ["a"] and report.dropped["bad"] == 1

@@ -30,6 +30,7 @@ from traces.validation import validate
 ROUNDS = int(os.environ.get("BENCHCTL_FUZZ_ROUNDS", "100"))  # of each format
 FOLDER = os.environ.get("BENCHCTL_TRACE_SAMPLES")
 LIMIT_S, LIMIT_BYTES = 20, 1 << 30
+STATUS = Path("/proc/self/status")
 VALUE = re.compile(rb'-?\d+(?:\.\d+)?|"[^"\\]*"|null|\[[^\[\]]*\]')
 PUT = [
     b"null", b"-1", b"0", b"1e309", b"NaN", b'"x"', b"[]", b"{}", b"true", b"1e9", b"1000000000", b"9" * 30, b"3.0", b'"13"', b"", b"\xff", b"\x00",
@@ -61,11 +62,14 @@ def bounded() -> Iterator[None]:
     def too_long(number: int, frame: object) -> None:
         raise AssertionError(f"more than {LIMIT_S} s of processor time")
 
-    used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize"))
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = soft
+    if STATUS.exists():
+        used = next(int(line.split()[1]) << 10 for line in STATUS.read_text().splitlines() if line.startswith("VmSize"))
+        limit = used + LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(used + LIMIT_BYTES, hard)
     before = signal.signal(signal.SIGVTALRM, too_long)
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
-    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
     finally:
@@ -121,7 +125,7 @@ def test_a_damaged_source_gives_one_clear_error_or_a_valid_trace(tmp_path: Path,
         head, _, rest = content.partition(b"\n")
         content = head + b"\n" + ((rest or head).rstrip() + b"\n") * 3
     good = sum(try_import(tmp_path, damaged(content, rng), some_options(rng)) for _ in range(ROUNDS))
-    assert 0 < good < ROUNDS
+    assert good < ROUNDS and (good or ROUNDS < 100)
 
 
 def test_client_data_of_servegen_is_bounded_too(tmp_path: Path) -> None:

@@ -387,7 +387,14 @@ def test_a_field_of_a_log_may_hold_line_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", ["{}", "-5", "1e30", "[64]"])
 def test_a_head_that_a_format_cannot_use_is_said(tmp_path: Path, size: str) -> None:
     source = tmp_path / "w.jsonl"
-    source.write_text('{"id": "t", "hash_id_scope": "local", "requests": [], "block_size": %s}\n' % size)
+    source.write_text(lines({"id": "t", "hash_id_scope": "local", "requests": [], "block_size": json.loads(size)}))
     with pytest.raises(BenchctlError) as caught:
         import_trace(source, tmp_path / "out.jsonl", ImportOptions())
     assert caught.value.where == f"{source}, at its start" and "\n" not in caught.value.what
+
+
+def test_times_far_apart_are_shifted_to_zero_whatever_floats_round(tmp_path: Path) -> None:
+    stamps = ("99999999999.123456789", "3.000000001", "5")
+    text = f"{BURST}\n" + "".join(f"{at},GPT-4,10,5,15,API log\n" for at in stamps)
+    _, _, requests = imported(tmp_path, text, on_descent="sort")
+    assert requests[0].arrival_s == 0 and requests[1].arrival_s == pytest.approx(2, abs=1e-4)

@@ -21,7 +21,18 @@ from traces.formats.chat import counter, without_text
 from traces.formats.records import read_records, take_sample
 from traces.formats.times import iso_text
 from traces.header import Header
-from traces.rows import MAX_LENGTH, BlockCountFault, Row, RowDecoder, RowFault, canonical_line, check, normalize
+from traces.rows import (
+    MAX_LENGTH,
+    BlockCountFault,
+    Row,
+    RowDecoder,
+    RowFault,
+    canonical_line,
+    check,
+    normalize,
+    prompt_tokens,
+    resolved_output_length,
+)
 from traces.scan import BlockFaults
 from traces.timeline import GapStats, Timeline
 from traces.transform import with_note
@@ -101,6 +112,7 @@ class _Import:
         self._decode = RowDecoder()
         self._block_faults = BlockFaults()
         self._ids: dict[str, int] = {}  # every id that a source gave → its arrival in ns
+        self._totals: dict[str, int] = {}  # id → prompt and output tokens, of rows that others may carry from
         self._timeline = Timeline(options, reader)
         self._before_policy = GapStats()
         self._number = 0
@@ -195,6 +207,9 @@ class _Import:
             self._timeline.keep(arrival)
         if row.id is not None:
             self._ids[row.id] = arrival or 0
+            length = prompt_tokens(row)
+            if length is not None and (row.session is not None or self.report.format == "canonical"):
+                self._totals[row.id] = length + resolved_output_length(row)
         self._body.write(line)
         self._sum(row)
 
@@ -261,6 +276,14 @@ class _Import:
             if not kept:
                 row.think_s = None
         if row.carry is not None and row.carry.from_id not in self._ids:
+            row.carry = None
+        if row.carry is not None and row.carry.tokens > (
+            available := self._totals.get(row.carry.from_id, row.carry.tokens)
+        ):
+            if self.report.format == "canonical":  # the row says so itself: as on loading
+                what = f'carry of {row.carry.tokens} tokens from "{row.carry.from_id}", whose prompt and output have {available}'
+                raise RowFault(what, key="carry", fix=f"carry at most {available} tokens")
+            self._reader.counts["carried tokens that the row named has not: they are unique"] += 1
             row.carry = None
 
     def _sum(self, row: Row) -> None:

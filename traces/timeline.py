@@ -193,7 +193,8 @@ class Timeline:
             shift = self._smallest
             assert self.origin_ns is not None
             self.origin_ns += shift
-            body.replace(with_arrival(line, ns - shift) for ns, line in body.lines())
+            # The lines hold seconds as floats: far from 0 the earliest one is the shift but for its rounding.
+            body.replace(with_arrival(line, max(ns - shift, 0)) for ns, line in body.lines())
         if self._unordered or self._smallest < 0:
             self.stats = _stats_of(body)
         if self.origin_ns and self._reader.clock_has_zone is None:

@@ -10,6 +10,7 @@ within a kernel the two overlap, so the larger counts; kernels follow each other
     single tokens = overlap(per_key * all their keys, per_longest_key * keys of the longest)
     chunks        = overlap(per_tile * tiles + per_key * keys of all tiles, per_chunk_key * keys of the longest)
     overlap(a, b) = max(a, b) + unhidden * min(a, b)
+    without a graph: at least issue, the host's time to launch the kernels
 
 all times the factor of the bucket (a padded size; 1 where none was measured). B and F are the device's ceilings. Attention is
 shared out over many programs, and ends with the last one: either all together have to draw the memory's bandwidth, or one
@@ -104,10 +105,23 @@ def prefill_rest(cost: PrefillCost, f: Features) -> Values:
     return on_curve(cost.rest, f.padded_tokens, grows=True) + cost.per_seq_s * f.num_seqs + chunks + singles
 
 
+def heat_time(cost: PrefillCost, least: Values, f: Features) -> Values:
+    """Seconds that a designed round, one of several alike on end, takes longer than in a run. `least`: its products."""
+    return on_curve(cost.heat, f.padded_tokens) * (least + on_curve(cost.rest, f.padded_tokens, grows=True))
+
+
 def device_time(model: ModelShape, fit: Fit, f: Features, family: Family) -> Values:
     """Device seconds before the factor of a bucket."""
     least = products(model, f.padded_tokens, f.padded_seqs, fit.bytes_per_s, fit.flops_per_s)
-    return least + (decode_rest(fit.decode, f) if family == "decode" else prefill_rest(fit.prefill, f))
+    if family == "decode":
+        return least + decode_rest(fit.decode, f)
+    return larger(least + prefill_rest(fit.prefill, f), issue_time(fit.host, f))
+
+
+def issue_time(host: HostCost, f: Features) -> Values:
+    """Host seconds of launching a round's kernels one by one; 0 where a graph is launched, or nobody could tell the two apart."""
+    beyond = (f.padded_tokens > host.issue_beyond_tokens) | (f.num_seqs > host.issue_beyond_seqs)
+    return host.issue_s * (beyond & f.has_prefill)
 
 
 def launch_time(host: HostCost, f: Features) -> Values:
@@ -117,12 +131,13 @@ def launch_time(host: HostCost, f: Features) -> Values:
         + host.launch_per_seq_s * f.num_seqs
         + host.launch_per_token_s * f.prefill_tokens
         + host.launch_per_known_token_s * f.known_tokens
+        + host.launch_prefill_s * f.has_prefill
     )
 
 
 def after_time(host: HostCost, f: Features) -> Values:
-    """Host seconds after the launch: update, record."""
-    return host.after_intercept_s + host.after_per_seq_s * f.num_seqs
+    """Host seconds after the device could start: launching the kernels that have no graph, update, record."""
+    return host.after_intercept_s + host.after_per_seq_s * f.num_seqs + issue_time(host, f)
 
 
 def bucket_factors(fit: Fit) -> dict[tuple[Family, int], float]:

@@ -11,7 +11,7 @@ import msgspec
 
 from traces.errors import BenchctlError
 
-FORMAT = 2  # of the file; readers refuse another. 2: attention and matrix products apart
+FORMAT = 3  # of the file; readers refuse another. 2: attention and matrix products apart. 3: rounds without a graph
 Family = Literal["decode", "prefill"]
 FAMILIES: tuple[Family, ...] = ("decode", "prefill")  # rounds of decodes alone; rounds that feed a prompt (mixed too)
 
@@ -86,6 +86,9 @@ class PrefillCost(msgspec.Struct, frozen=True, kw_only=True):
     per_longest_key_s: float  # a key of the longest of them
     unhidden_chunk: float  # as in DecodeCost: of tiles and the longest walk
     unhidden_single: float
+    # Share of products and rest by which a device slows down that is kept on such rounds; over padded tokens. Not in any
+    # duration: designed rounds, repeated one after the other, are slower by it than the same round in a run.
+    heat: Curve = Curve(at=(1.0,), value=(0.0,))
 
 
 class HostCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +98,7 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     launch_per_seq_s: float = 0.0
     launch_per_token_s: float = 0.0  # fed tokens of prompts
     launch_per_known_token_s: float = 0.0  # known tokens of the requests admitted, cached ones too: ids and hashes
+    launch_prefill_s: float = 0.0  # of a round that feeds a prompt: admitting, tables, positions
     after_intercept_s: float = 0.0
     after_per_seq_s: float = 0.0
     gap_s: float = 0.0  # between two rounds that follow each other on the device
@@ -102,6 +106,10 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
         0.0  # the first round after the loop slept; without overlap: every round, what nothing else explains
     )
     arrive_s: float = 0.0  # from an arrival to the start of its round, where the loop slept until then
+    # Launching the kernels of a round without a graph, one by one: the host is busy so long, and the device no faster.
+    issue_s: float = 0.0
+    issue_beyond_tokens: float = 0.0  # rounds with prefill have no graph beyond so many tokens
+    issue_beyond_seqs: float = 0.0  # or so many sequences
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):

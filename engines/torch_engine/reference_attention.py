@@ -20,9 +20,9 @@ from engines.torch_engine.inputs import BatchInputs
 # Contexts of one bucket are at least this share of its longest, so under 30 % of what it reads is padding.
 SHORTEST_IN_BUCKET = 0.7
 # Most K or V values gathered at once, and most (query, key, head) scores of a tile: what bounds the memory of a pass. On a
-# CPU small enough that what was gathered is still in its cache when it is attended.
-MAX_GATHERED_VALUES = {"cpu": 1 << 18, "cuda": 1 << 28}
-MAX_SCORES = {"cpu": 1 << 24, "cuda": 1 << 28}
+# CPU small enough that what was gathered is still in its cache when it is attended; on a card so that one of 8 GB will do.
+MAX_GATHERED_VALUES = {"cpu": 1 << 18, "cuda": 1 << 26}
+MAX_SCORES = {"cpu": 1 << 24, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True)

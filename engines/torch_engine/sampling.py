@@ -19,7 +19,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 MASK_32 = 0xFFFFFFFF
-MAX_NOISE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 27}  # drawn at once: what bounds the memory of sampling
+MAX_NOISE_VALUES = {"cpu": 1 << 20, "cuda": 1 << 24}  # drawn at once: what bounds the memory of sampling
 
 
 def sample(logits: Tensor, temperature: float, seed: int, requests: Int64Array, positions: Int64Array) -> Tensor:

@@ -30,6 +30,13 @@
     return sorted.filter((row) => { const on = value(row, key) < least; if (on) least = value(row, key); return on; });
   };
 
+  // 1, 2, 5, 10 … between two values; only powers of ten where they are far apart.
+  const decades = (low, high) => {
+    const out = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1; power++) for (const digit of high / low > 200 ? [1] : [1, 2, 5]) out.push(digit * 10 ** power);
+    return out.filter((v) => v >= low / 2.5 && v <= high * 2.5);
+  };
+
   const pareto = (key, colourBy) => {
     const rows = here().filter((row) => value(row, key) !== null && value(row, "output_throughput") !== null);
     const figure = figureOf(key), ys = rows.map((row) => value(row, key)), axis = colourBy < 0 ? null : S.axes[colourBy];
@@ -49,7 +56,7 @@
     const data = [line, ...groups.map((group) => points(...group))], winner = pick();
     if (winner && rows.includes(winner)) data.push({ ...points([winner], "best", "used"), name: "best", marker: { size: 18, symbol: "circle-open", opacity: 1, line: { width: 2.5 } }, error_x: undefined, error_y: undefined });
     const limit = S.slo[key], log = ys.length && Math.min(...ys) > 0 && Math.max(...ys) / Math.min(...ys) > 8;
-    const layout = { height: 420, xaxis: { title: { text: "output tokens/s" } }, yaxis: { title: { text: `${figure.label}, ms` }, type: log ? "log" : "linear", rangemode: "tozero", ...(log ? { dtick: Math.max(...ys) / Math.min(...ys) > 50 ? 1 : "D2" } : {}) } };
+    const layout = { height: 420, xaxis: { title: { text: "output tokens/s" } }, yaxis: { title: { text: `${figure.label}, ms` }, type: log ? "log" : "linear", rangemode: "tozero", ...(log ? { tickvals: decades(Math.min(...ys), Math.max(...ys)) } : {}) } };
     if (limit !== undefined && ys.length && limit < Math.max(...ys) * 3) layout.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: limit, y1: limit, line: { width: 1.5, dash: "dot" } }];
     return { data, layout, note: null };
   };

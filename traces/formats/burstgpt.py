@@ -41,10 +41,10 @@ class BurstGptReader(CsvReader):
         draft = Draft(row, time)
         session = self._text(record, "Session ID")
         if session is not None:
-            self._follow(row, session, time, elapsed_ns)
+            self._follow(row, session, time, elapsed_ns, number)
         return (draft,)
 
-    def _follow(self, row: Row, session: str, time: int, elapsed: int | None) -> None:
+    def _follow(self, row: Row, session: str, time: int, elapsed: int | None, number: int) -> None:
         before = self._last.get(session)
         turn = 1 if before is None else before[1] + 1
         row.session, row.turn, row.id = session, turn, f"{session}-t{turn}"
@@ -59,7 +59,10 @@ class BurstGptReader(CsvReader):
             if row.input_length is not None and row.input_length >= before[4]:
                 row.carry = Carry(before[0], before[4])
                 self.counts["turns that carry the tokens of the one before"] += 1
-        if row.input_length and row.output_length and row.input_length > 0 and row.output_length > 0:
+        if not (row.input_length and row.output_length and row.input_length > 0 and row.output_length > 0):
+            # Nobody follows a failed request, and the next one takes its turn.
+            row.id, row.turn = f"{row.id}-failed-{number}", None
+        else:
             self._last[session] = (row.id, turn, time, elapsed, row.input_length + row.output_length)
 
 
