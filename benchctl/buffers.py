@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from benchctl.digest import NULL, word
-from engines.interface import BoolArray, Int64Array, ScheduledBatch
+from engines.interface import Int64Array
 from engines.schedulers.decisions import (
     ALLOCATE,
     BLOCK_EVENTS,

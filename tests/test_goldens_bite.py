@@ -92,8 +92,8 @@ BROKEN = [
         "the newest running is the victim",
         "nano",
         "nano",
-        "victim = running.pop()",
-        "victim = running.pop(min(i + 1, len(running) - 1))",
+        "victim = self.running.pop()",
+        "victim = self.running.pop(min(1, len(self.running) - 1))",
     ),
     (
         "a preempted sequence waits ahead of all others",
@@ -113,8 +113,8 @@ BROKEN = [
         "blocks filled by decode are hashed",
         "nano",
         "nano",
-        "self.blocks.hash_blocks(seq, int(computed[i]))",
-        "batch.is_decode[i] or self.blocks.hash_blocks(seq, int(computed[i]))",
+        "self.blocks.fill_block(seq, (seq.base + age) // self.config.block_size)",
+        "pass",
     ),
     (
         "the whole prompt is reserved at the first chunk",

@@ -121,16 +121,14 @@ class NanoScheduler:
         if not self._decode_steadily(steady):
             for seq in list(steady.opening()):
                 # Victims come from the end of `running`, so one that is met here was taken before its turn.
-                if seq.block_table and not self._open_block(steady, seq):
+                if seq.block_table and not self._open_block(seq):
                     return "self_preempted"
         return self._stop_running(steady)
 
-    def _open_block(self, steady: Steady, seq: Sequence) -> bool:
+    def _open_block(self, seq: Sequence) -> bool:
         """A block for a member, if need be from the newest of those that run. False: it had to give up itself."""
         while not self.blocks.pool.num_free:
             victim = self.running.pop()
-            if len(self.running) < len(steady):
-                steady.drop(victim)
             self._preempt(victim, wanted_by=seq)
             if victim is seq:
                 return False
@@ -302,6 +300,8 @@ class NanoScheduler:
             unit="blocks",
         )
         victim.num_preemptions += 1
+        if self._steady is not None and self._steady.holds(victim):
+            self._steady.drop(victim)
         if victim.hidden:
             self.blocks.reveal(victim)
         self.blocks.deallocate(victim)

@@ -16,6 +16,7 @@ import xxhash
 from engines.interface import BoolArray, Int64Array, NewRequest, ScheduledBatch
 
 ID_BYTES = 8
+NO_MEMBER = -1
 
 
 class Columns:
@@ -92,7 +93,7 @@ class Sequence:
         self.block_table: list[int] = []
         self.block_hashes: list[Any] = []  # of its leading full blocks, as far as they were asked for
         self.num_preemptions = 0
-        self.base = self.serial = 0  # as a member of `steady.Steady`
+        self.base, self.serial = 0, NO_MEMBER  # as a member of `steady.Steady`
         self.finish_reason: str | None = None
         # Nobody else can hit its blocks, and it cannot itself before it was preempted: they need no entries until then.
         self.hidden = new.make_block_keys is not None and new.make_block_keys.shares_nothing

@@ -14,7 +14,7 @@ import numpy as np
 
 from engines.interface import Int64Array
 from engines.schedulers.decisions import RUN_WIDTH, RoundLog
-from engines.schedulers.sequence import Columns, Sequence, slots_of
+from engines.schedulers.sequence import NO_MEMBER, Columns, Sequence, slots_of
 from engines.steady_batch import ExtraRows, SteadyBatch, Stretch
 
 NOBODY: list[Sequence] = []
@@ -110,6 +110,7 @@ class Steady:
         if seq.base == self._base_max:
             self._base_max = None
         self._buckets[seq.base % self.block_size].remove(seq)
+        seq.serial = NO_MEMBER
         return place
 
     def batch(self, running: list[Sequence], extra: ExtraRows | None = None) -> SteadyBatch:
@@ -133,8 +134,11 @@ class Steady:
         """Members whose token of this round is the last of a block."""
         return self._buckets.get((-1 - self.age) % self.block_size, NOBODY)
 
+    def holds(self, seq: Sequence) -> bool:
+        return seq.serial >= 0
+
     def drop(self, seq: Sequence) -> None:
-        """The last member leaves before its end, its counters written back."""
+        """A member leaves before its end, its counters written back."""
         end = seq.num_final_tokens - 2 - seq.base
         self._ends[end].remove(seq)
         if not self._ends[end]:
@@ -143,8 +147,7 @@ class Steady:
             heapq.heapify(self._end_ages)
         seq.num_computed_tokens = seq.base + self.age
         seq.num_tokens = seq.base + self.age + 1
-        place = self.remove(seq)
-        assert place == len(self._serials), (place, len(self._serials))
+        self.remove(seq)
 
     def step(self) -> list[Sequence]:
         """A round is over. Returns those that it ended, in order; they are members until removed."""
@@ -167,6 +170,7 @@ class Steady:
         columns.num_tokens[slots] = computed + 1
         for seq in seqs:
             seq.count_blocks()
+            seq.serial = NO_MEMBER
         # A hit, or a round's caching, never leaves a full block out, so it is all or nothing.
         hashed = columns.num_hashed_blocks[slots]
         columns.num_hashed_blocks[slots] = np.maximum(hashed, computed // self.block_size)

@@ -155,7 +155,6 @@ class VllmScheduler:
                 continue  # a victim: taken before its turn
             while opens and not self.blocks.pool.num_free:
                 victim = self.running.pop()
-                steady.drop(victim)
                 self._preempt(victim, seq, 1)
                 if victim is seq:
                     return "self_preempted"
@@ -366,6 +365,8 @@ class VllmScheduler:
             available=self.blocks.pool.num_free,
             unit="blocks",
         )
+        if self._steady is not None and self._steady.holds(victim):
+            self._steady.drop(victim)
         if victim.hidden:
             self.blocks.reveal(victim)
         self.blocks.free(victim)
