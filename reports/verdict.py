@@ -65,7 +65,7 @@ def sentences(summaries: Sequence[Summary], names: Sequence[str], unsure: bool =
         if said:
             out.append(_capital("; ".join(said)) + ".")
     if unsure and len(summaries) > 1:
-        out[-1] += " Each policy ran once and its times were measured, so a repeat may turn small differences round."
+        out[-1] += " Each policy ran once and its times were measured, so a repeat may turn differences round."
     return out
 
 

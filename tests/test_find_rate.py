@@ -156,7 +156,7 @@ def flags(trace: Path, out: Path) -> list[Any]:
     """The null engine: a round takes 20 ms and nothing for tokens, and 4 seats are full at 4 / (8 × 20 ms) = 25 requests/s."""
     return [
         "sweep", trace, "--set", "scheduler=vllm", "--set", "engine=null", "--set", "round-cost=20e-3,0,0", "--set", "max-num-seqs=4",
-        "--find-rate", "--goodput", "ttft:200", "--workers", "1", "--out", out, "--precision", "0.1", "--no-report",
+        "--find-rate", "--goodput", "ttft:200", "--workers", "1", "--out", out, "--precision", "0.1", "--max-seeds", "6", "--no-report",
     ]  # fmt: skip
 
 
@@ -165,12 +165,12 @@ def test_the_rate_of_a_real_replay_is_near_what_its_seats_allow(
 ) -> None:
     import json
 
-    answer = call(capfd, *flags(trace_of(tmp_path), tmp_path / "o"), "--json")
+    answer = call(capfd, *flags(trace_of(tmp_path, 100), tmp_path / "o"), "--json")
     assert answer.code == 0, answer.err
     (row,) = json.loads(answer.out)
     assert 10 < row["rate"] < 25 and row["rate_low"] <= row["rate"] < row["fails_at"]
     assert "holds" in answer.err and "fails" in answer.err
-    again = call(capfd, *flags(trace_of(tmp_path), tmp_path / "o"), "--json")
+    again = call(capfd, *flags(trace_of(tmp_path, 100), tmp_path / "o"), "--json")
     assert json.loads(again.out) == json.loads(answer.out)
 
 

@@ -52,6 +52,7 @@ class TraceWriter:
         self._ordered = True
 
     def __enter__(self) -> TraceWriter:
+        self.body.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -57,26 +57,44 @@ class BodyWriter:
             raise BenchctlError(
                 "the file to write is the file to read", where=str(target), fix="give --out another name"
             )
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix=f".{target.name[:60]}.", dir=target.parent)
-        except OSError as error:
-            raise BenchctlError(f"cannot write {target}: {error.strerror}", fix="give --out another place") from None
+        self._folder: str | None = None
         self._parts = 0
-        self._path, self._file = self._new_part()
 
     def __enter__(self) -> BodyWriter:
+        # Made here, so that whatever comes next, Ctrl-C too, leaves nothing behind.
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.mkdtemp(prefix=f".{self.target.name[:60]}.", dir=self.target.parent)
+            self._path, self._file = self._new_part()
+        except OSError as error:
+            self._clear()
+            raise BenchctlError(
+                f"cannot write {self.target}: {error.strerror}", fix="give --out another place"
+            ) from None
+        except BaseException:
+            self._clear()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def folder(self) -> Path:
+        """For parts; gone in the end."""
+        assert self._folder is not None, "BodyWriter outside its with"
+        return Path(self._folder)
 
     def _new_part(self) -> tuple[Path, IO[bytes]]:
         self._parts += 1
-        path = Path(self._folder) / f"part-{self._parts}"
+        path = self.folder / f"part-{self._parts}"
         return path, open(path, "wb", buffering=COPY_BYTES)
 
     def write(self, line: bytes) -> None:
@@ -105,13 +123,13 @@ class BodyWriter:
 
     def sort(self) -> None:
         """Stably by arrival, in runs of 200,000 rows, or 64 MB, that are merged from disk."""
-        self.replace(line for _, line in sorted_lines(self.lines(), Path(self._folder)))
+        self.replace(line for _, line in sorted_lines(self.lines(), self.folder))
 
     def finish(self, header: dict[str, Any]) -> None:
         """Put the header before the lines, and both into place. A target named `.gz` is packed."""
         self._file.close()
         head = msgspec.json.encode({"benchctl_trace": VERSION, **header}) + b"\n" if header else b""
-        whole = Path(self._folder) / "whole"
+        whole = self.folder / "whole"
         with open(whole, "wb") as raw, open(self._path, "rb") as rows:
             if self.target.name.endswith(".gz"):
                 # mtime 0 and no name: the same rows give the same bytes.
