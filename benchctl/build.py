@@ -130,7 +130,9 @@ def check_together(options: ReplayOptions) -> None:
             if given
             else "which device is to be simulated?",
             where="--engine",
-            fix="--engine simulated" if given else "--profile FILE, made by benchctl calibrate RUN... -o FILE",
+            fix="--engine simulated"
+            if given
+            else "--profile FILE, made by benchctl calibrate RUN... -o FILE, or a name of benchctl profiles: h200-qwen3-8b",
         )
     if options.engine == "simulated" and options.clock == "wall":
         raise BenchctlError(

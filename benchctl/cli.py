@@ -185,7 +185,7 @@ def replay(
         opt(
             "--profile",
             panel=ENGINE,
-            help="With --engine simulated: a file that `benchctl calibrate` made, or NAME for profiles/NAME.json.",
+            help="With --engine simulated: h200-qwen3-8b or another name of `benchctl profiles`, or a file that `benchctl calibrate` made.",
         ),
     ] = None,
     model: Annotated[

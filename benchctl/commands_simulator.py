@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from benchctl.app import app, exit_with, opt
 from traces.errors import BenchctlError
@@ -175,17 +176,34 @@ def validate(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Run folders of --engine torch on the profile's device, best ones that it was not fitted on.",
+            help="Run folders of --engine torch on the profile's device, best ones that it was not fitted on; or copies.",
             show_default=False,
         ),
     ],
     trace: Annotated[
-        str | None, opt("--trace", panel=PROFILE, help="The runs' trace, where it does not lie where it did.")
+        str | None,
+        opt(
+            "--trace",
+            panel=PROFILE,
+            help="The runs' trace, or a folder of their traces, where they do not lie where they did.",
+        ),
     ] = None,
     end_to_end: Annotated[
         bool,
         opt("--end-to-end/--no-end-to-end", panel=PROFILE, help="Simulate each run's command and compare. Default on."),
     ] = True,
+    save: Annotated[
+        bool,
+        opt(
+            "--save",
+            panel=OUTPUT,
+            help="Keep the errors in the profile's file: reports of simulated runs then show them.",
+        ),
+    ] = False,
+    copy: Annotated[
+        str | None,
+        opt("--copy", panel=OUTPUT, help="Write what of the runs is needed here to DIR, small, for another day."),
+    ] = None,
     worst: Annotated[int, opt("--worst", panel=OUTPUT, help="Rounds of the largest error to list. Default 5.")] = 5,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the result as JSON.")] = False,
 ) -> None:
@@ -194,21 +212,40 @@ def validate(
     End to end the same command is simulated with admissions free, and its percentiles stand beside the measured ones.
 
     Example: benchctl validate profiles/demo.json runs/other/nano
+
+    Example: benchctl validate profiles/demo.json runs/other --save
     """
-    exit_with(lambda: run_validate(profile, runs, trace, end_to_end, worst, as_json))
+    exit_with(lambda: run_validate(profile, runs, trace, end_to_end, worst, as_json, save, copy))
 
 
-def run_validate(profile: str, paths: list[str], trace: str | None, end_to_end: bool, worst: int, as_json: bool) -> int:
+def run_validate(
+    profile: str,
+    paths: list[str],
+    trace: str | None,
+    end_to_end: bool,
+    worst: int,
+    as_json: bool,
+    save: bool,
+    copy: str | None,
+) -> int:
     if worst < 0:
         raise BenchctlError(f"--worst is {worst}", fix="give 0 or more")
-    from benchctl.profiles import load_profile
+    if save and not end_to_end:
+        raise BenchctlError("--save keeps errors end to end too", fix="leave --no-end-to-end out")
+    from benchctl.held_out import copy_names, open_held_out, write_copy
+    from benchctl.profiles import find_profile, load_profile, save_profile
+    from benchctl.validate import held_out_error, worst_first
     from benchctl.validate import validate as hold
-    from reports.run import open_runs
 
     loaded = load_profile(profile)
-    results = [hold(loaded, run, trace, end_to_end=end_to_end, worst=worst) for run in open_runs(paths)]
-    # The worst first: by the largest median error of a kind.
-    results.sort(key=lambda r: -max((k.p50 for k in r.kinds), default=0.0))
+    held = open_held_out(paths)
+    results = [hold(loaded, run, trace, end_to_end=end_to_end, worst=worst) for run in held]
+    if copy is not None:
+        for run, name in zip(held, copy_names(held), strict=True):
+            write_copy(run, Path(copy) / name)
+    if save:
+        save_profile(replace(loaded, held_out=held_out_error(results)), find_profile(profile))
+    results = worst_first(results)
     if as_json:
         from dataclasses import asdict
 
@@ -219,3 +256,27 @@ def run_validate(profile: str, paths: list[str], trace: str | None, end_to_end: 
         for result in results:
             validation_tables(loaded, result)
     return 0
+
+
+@app.command()
+def profiles(
+    as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print them as JSON.")] = False,
+) -> None:
+    """List the profiles that --engine simulated knows by name: the bundled ones, and those in ./profiles.
+
+    Example: benchctl profiles
+    """
+
+    def run() -> int:
+        from benchctl.profiles import listed
+
+        rows = listed()
+        if as_json:
+            print(json.dumps(rows, indent=1))
+            return 0
+        from benchctl.validate_print import profile_list
+
+        profile_list(rows)
+        return 0
+
+    exit_with(run)

@@ -9,6 +9,7 @@ from typing import Any
 
 from engines.simulated.engine import SimulatedEngine
 from engines.simulated.profile import Profile, dump_profile, parse_profile
+from reports.simulated_error import error_text
 from traces.errors import BenchctlError
 
 FOLDER = Path("profiles")  # where a bare NAME is looked for, before the bundled ones
@@ -22,18 +23,24 @@ PHRASES = {
 }
 
 
-def load_profile(text: str) -> Profile:
+def find_profile(text: str) -> Path:
     """A file, or NAME of profiles/NAME.json or of a bundled profile. Raises BenchctlError."""
     path = Path(text).expanduser()
-    if not path.is_file():
-        named = None if os.sep in text or path.suffix == ".json" else named_profiles().get(text)
-        if named is None:
-            raise BenchctlError(
-                f"no profile {text!r}: no such file, and none of that name",
-                where="--profile",
-                fix=f"{', '.join(named_profiles())}, or one made by benchctl calibrate RUN... -o FILE",
-            )
-        path = named
+    if path.is_file():
+        return path
+    named = None if os.sep in text or path.suffix == ".json" else named_profiles().get(text)
+    if named is None:
+        raise BenchctlError(
+            f"no profile {text!r}: no such file, and none of that name",
+            where="--profile",
+            fix=f"{', '.join(named_profiles())}, or one made by benchctl calibrate RUN... -o FILE",
+        )
+    return named
+
+
+def load_profile(text: str) -> Profile:
+    """The profile of that file or name. Raises BenchctlError."""
+    path = find_profile(text)
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -82,13 +89,46 @@ def check_block_size(profile: Profile, block_size: int, policy: str) -> None:
 
 
 def headline(profile: Profile) -> str:
-    """One line: what is simulated, and how well the formula fits it."""
-    kinds: dict[str, float] = {}
+    """One line: what is simulated, and how far off it was."""
+    return f"durations by profile {profile.name} of {profile.device}: {error_text(about_error(profile))}"
+
+
+def about_error(profile: Profile) -> dict[str, Any]:
+    """For a manifest: the errors that a report states."""
+    fitted: dict[str, float] = {}
     for fit in profile.fits:
         for residual in fit.residuals:
-            kinds[residual.kind] = max(kinds.get(residual.kind, 0.0), residual.p50)
-    errors = ", ".join(f"{kind} ±{p50:.1%}" for kind, p50 in kinds.items())
-    return f"durations by profile {profile.name} of {profile.device}: median error of a round where fitted: {errors}"
+            fitted[residual.kind] = max(fitted.get(residual.kind, 0.0), residual.p50)
+    held = profile.held_out
+    return {
+        "fitted_p50": fitted,
+        "held_out": None
+        if held is None
+        else {"runs": len(held.runs), "round_p50": held.round_p50, "end_to_end": held.end_to_end, "worst": held.worst},
+    }
+
+
+def listed() -> list[dict[str, Any]]:
+    """What `benchctl profiles` shows. Raises BenchctlError where one of them is broken."""
+    rows = []
+    for name, path in named_profiles().items():
+        profile = load_profile(str(path))
+        rows.append(
+            {
+                "name": name,
+                "model": profile.model.name,
+                "device": profile.device,
+                "driver": profile.driver,
+                "versions": profile.versions,
+                "created": profile.created,
+                "block_sizes": list(profile.block_sizes),
+                "kv_cache_tokens": profile.kv_cache_tokens,
+                "error": about_error(profile),
+                "bundled": path.parent == BUNDLED,
+                "path": str(path),
+            }
+        )
+    return rows
 
 
 def about(profile: Profile, block_size: int) -> dict[str, Any]:
@@ -100,6 +140,7 @@ def about(profile: Profile, block_size: int) -> dict[str, Any]:
         "device": profile.device,
         "driver": profile.driver,
         "block_size_fitted": fit.block_size,
+        "error": about_error(profile),
         "residuals": [{"kind": r.kind, "rounds": r.rounds, "p50": r.p50, "p95": r.p95} for r in fit.residuals],
         "fitted_on": [
             {"scheduler": s.scheduler, "trace": s.trace, "digest": s.digest, "started": s.started} for s in fit.sources

@@ -26,7 +26,7 @@ TABLE = "sweep.parquet"
 PROBES = "probes.parquet"  # of --find-rate
 LATENCIES = ("p99_ttft_ms", "p99_itl_ms")  # against output_throughput, for the fronts
 JUDGED = ("request_goodput", "attainment")  # null without SLOs
-WORTH = ("error", "outside_share")  # of simulated cells
+WORTH = ("error", "error_worst", "outside_share")  # of simulated cells
 RATE = ("rate", "rate_low", "rate_high", "fails_at", "attainment_low", "attainment_high", "probes")  # of --find-rate
 
 

@@ -59,11 +59,13 @@ def simulation_of(path: str | Path) -> dict[str, Any] | None:
     if not isinstance(about, dict):
         return None
     error, what = stated_error(about)
+    worst = (((about.get("error") or {}).get("held_out") or {}).get("worst") or {}).get("99")
     rounds, outside = int(about.get("rounds") or 0), int(about.get("outside") or 0)
     return {
         "profile": about.get("profile"),
         "device": about.get("device"),
         "error": error,
+        "error_worst": worst,
         "error_is": what,
         "outside_share": outside / rounds if rounds else 0.0,
     }

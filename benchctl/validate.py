@@ -8,7 +8,7 @@ up there. A run that the profile was fitted on is named as such: its errors are 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ import numpy as np
 
 from benchctl.build import build_command, build_run
 from benchctl.calibrate import predicted_device
-from benchctl.calibrate_rounds import Measured, device_of, measured_rounds
 from benchctl.config import KNOB_NAMES, ReplayOptions
+from benchctl.held_out import PERCENTILES, Figures, HeldOut, figures_of
+from benchctl.manifest import now
 from benchctl.runner import run_one, stop_on_interrupt
 from engines.simulated.cost import bounds_of, launch_time
-from engines.simulated.profile import FAMILIES, Fit, Profile
-from reports.run import Run, open_run
-from reports.summary import summarize
+from engines.simulated.profile import FAMILIES, Fit, HeldOutError, Profile
+from reports.run import open_run
 from traces.errors import BenchctlError
 
-METRICS, PERCENTILES = ("ttft", "tpot", "itl", "e2el"), (50.0, 90.0, 99.0)
+FEW = 20  # rounds of a kind in a run that give no median to speak of where other runs have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,23 @@ class Validation:
     """A profile held against one run. `notes` say what the comparison does not cover."""
 
     run: str
+    model: str
     scheduler: str
     trace: str
     fitted_on: bool
-    device_share: float  # of the sum of all device times: predicted / measured - 1
-    host_p50: float  # median relative error of host time before a launch
+    device_share: float | None  # of the sum of all device times: predicted / measured - 1; None: no round is known
+    host_p50: float | None  # median relative error of host time before a launch
     kinds: tuple[KindError, ...]
     worst: tuple[WorstRound, ...]
     end_to_end: tuple[EndToEnd, ...]
     notes: tuple[str, ...]
 
 
-def validate(profile: Profile, run: Run, trace: str | None, *, end_to_end: bool, worst: int) -> Validation:
-    """Raises BenchctlError where the run is of another model or device than the profile, or holds no measured rounds."""
+def validate(profile: Profile, run: HeldOut, trace: str | None, *, end_to_end: bool, worst: int) -> Validation:
+    """Raises BenchctlError where the run is of another model or device than the profile."""
     check_same(profile, run)
-    measured, notes = measured_rounds(run), list[str]()
-    fit = profile.nearest_fit(run.block_size or 1)
+    notes = list[str]()
+    fit = profile.nearest_fit(run.block_size)
     if fit.block_size != run.block_size:
         notes.append(
             f"the run has block size {run.block_size}; the profile's nearest is {fit.block_size}: kernels differ, so this is "
@@ -98,51 +99,49 @@ def validate(profile: Profile, run: Run, trace: str | None, *, end_to_end: bool,
     )
     if fitted_on:
         notes.append("the profile was fitted on this very run: these errors are no hold-out")
-    predicted = predicted_device(profile.model, fit, measured.features)
-    launch_s = np.asarray(launch_time(fit.host, measured.features))
+    known = len(run.device_s) > 0
+    if not known:
+        notes.append("the run's batches are not kept: no comparison round by round")
+    predicted = predicted_device(profile.model, fit, run.features)
+    launch_s = np.asarray(launch_time(fit.host, run.features))
     rows: tuple[EndToEnd, ...] = ()
     if end_to_end:
-        path = trace or find_trace(run, notes)
+        path = find_trace(run, trace, notes)
         if path is not None:
             rows = simulate(profile, run, path, notes)
     return Validation(
-        run=str(run.path),
+        run=run.path,
+        model=profile.model.name,
         scheduler=run.scheduler,
-        trace=str((run.manifest.get("trace") or {}).get("name")),
+        trace=str(run.trace.get("name")),
         fitted_on=fitted_on,
-        device_share=float(predicted.sum() / measured.device_s.sum() - 1),
-        host_p50=float(np.median(np.abs(launch_s - measured.launch_s) / np.maximum(measured.launch_s, 1e-9))),
-        kinds=kind_errors(fit, measured, predicted),
-        worst=worst_rounds(measured, predicted, worst),
+        device_share=float(predicted.sum() / run.device_s.sum() - 1) if known else None,
+        host_p50=float(np.median(np.abs(launch_s - run.launch_s) / np.maximum(run.launch_s, 1e-9))) if known else None,
+        kinds=kind_errors(fit, run, predicted),
+        worst=worst_rounds(run, predicted, worst),
         end_to_end=rows,
         notes=tuple(notes),
     )
 
 
-def check_same(profile: Profile, run: Run) -> None:
-    if run.engine in ("null", "simulated"):
-        raise BenchctlError(
-            f"a run of the {run.engine} engine has no measured times",
-            where=str(run.path),
-            fix="give runs of --engine torch",
-        )
+def check_same(profile: Profile, run: HeldOut) -> None:
     for what, theirs, ours in (
         ("model", run.manifest.get("model"), profile.model.name),
-        ("device", device_of(run), profile.device),
+        ("device", run.manifest.get("device"), profile.device),
     ):
         if theirs != ours:
             raise BenchctlError(
                 f"the run's {what} is {theirs}, the profile's {ours}",
-                where=str(run.path),
+                where=run.path,
                 fix=f"validate on a run of {ours}, or calibrate a profile of {theirs}",
             )
 
 
-def kind_errors(fit: Fit, measured: Measured, predicted: Any) -> tuple[KindError, ...]:
+def kind_errors(fit: Fit, measured: HeldOut, predicted: Any) -> tuple[KindError, ...]:
     signed = (predicted - measured.device_s) / measured.device_s
     beyond = np.zeros(len(signed), dtype=np.bool_)
     for family in FAMILIES:
-        of_family = measured.has_prefill == (family == "prefill")
+        of_family = measured.features.has_prefill == (family == "prefill")
         for feature, (least, greatest) in bounds_of(fit, family).items():
             values = getattr(measured.features, feature)
             beyond |= of_family & ((values < least) | (values > greatest))
@@ -158,7 +157,7 @@ def kind_errors(fit: Fit, measured: Measured, predicted: Any) -> tuple[KindError
     return tuple(out)
 
 
-def worst_rounds(measured: Measured, predicted: Any, count: int) -> tuple[WorstRound, ...]:
+def worst_rounds(measured: HeldOut, predicted: Any, count: int) -> tuple[WorstRound, ...]:
     error, f = np.abs(predicted - measured.device_s) / measured.device_s, measured.features
     return tuple(
         WorstRound(
@@ -177,22 +176,23 @@ def worst_rounds(measured: Measured, predicted: Any, count: int) -> tuple[WorstR
 # -- end to end
 
 
-def find_trace(run: Run, notes: list[str]) -> str | None:
-    """Where the run's trace lay, if it still lies there."""
-    path = (run.manifest.get("trace") or {}).get("path")
+def find_trace(run: HeldOut, given: str | None, notes: list[str]) -> str | None:
+    """The file named, or NAME.jsonl of the folder named; else where the run's trace lay, if it still lies there."""
+    path = given if given is not None else run.trace.get("path")
+    if given is not None and Path(given).is_dir():
+        path = str(Path(given) / f"{run.trace.get('name')}.jsonl")
+    elif given is not None:
+        return given
     if path is not None and Path(str(path)).is_file():
         return str(path)
-    notes.append(f"no end-to-end comparison: the trace {path} is not there; --trace FILE names it")
+    notes.append(f"no end-to-end comparison: the trace {path or run.trace.get('name')} is not there; --trace names it")
     return None
 
 
-def options_of(profile_path: str, run: Run, trace: str) -> ReplayOptions:
+def options_of(profile_path: str, run: HeldOut, trace: str) -> ReplayOptions:
     """The run's own command, on the simulated engine."""
 
-    def given(name: str) -> Any:
-        entry = (run.manifest.get("config") or {}).get(name)
-        return entry.get("value") if isinstance(entry, dict) else None
-
+    given = run.given
     defaults = ReplayOptions(trace="")
     same = ("max_concurrency", "request_rate", "burstiness", "time_scale", "num_prompts", "seed", "over_length", "skip_bad",
             "num_warmups", "warm_cache")  # fmt: skip
@@ -215,21 +215,21 @@ def options_of(profile_path: str, run: Run, trace: str) -> ReplayOptions:
     )
 
 
-def scheduler_name(run: Run) -> str:
+def scheduler_name(run: HeldOut) -> str:
     """What --scheduler said: a policy of the user's own is found by its place."""
     return str(run.manifest.get("place") or run.scheduler)
 
 
-def simulate(profile: Profile, run: Run, trace: str, notes: list[str]) -> tuple[EndToEnd, ...]:
+def simulate(profile: Profile, run: HeldOut, trace: str, notes: list[str]) -> tuple[EndToEnd, ...]:
     """Replay the run's trace on the profile and compare. Admissions are free. Raises BenchctlError."""
     from benchctl.profiles import save_profile
 
     with tempfile.TemporaryDirectory(prefix="benchctl-validate-") as folder, stop_on_interrupt() as stop:
         file = Path(folder) / "profile.json"
         # A run of a block size that was not fitted is simulated all the same, by the nearest fit: a note says so.
-        save_profile(profile if profile.fit_for(run.block_size or 1) else stretched(profile, run), file)
+        save_profile(profile if profile.fit_for(run.block_size) else stretched(profile, run), file)
         command = build_command(options_of(str(file), run, trace))
-        known = (run.manifest.get("trace") or {}).get("sha256")
+        known = run.trace.get("sha256")
         if command.trace.sha256 != known:
             raise BenchctlError(
                 f"the run replayed another trace: its sha256 begins {str(known)[:12]}, this one's {command.trace.sha256[:12]}",
@@ -244,7 +244,7 @@ def simulate(profile: Profile, run: Run, trace: str, notes: list[str]) -> tuple[
         if result.error is not None:
             raise result.error
         simulated = open_run(out)
-        rows = compare_figures(figures(run), figures(simulated))
+        rows = compare_figures(run.figures, figures_of(simulated))
         same = simulated.manifest.get("digest") == run.manifest.get("digest")
     rounds = (run.manifest.get("counts") or {}).get("rounds")
     notes.append(
@@ -258,34 +258,60 @@ def simulate(profile: Profile, run: Run, trace: str, notes: list[str]) -> tuple[
     return rows
 
 
-def stretched(profile: Profile, run: Run) -> Profile:
+def stretched(profile: Profile, run: HeldOut) -> Profile:
     """The profile with its nearest fit standing in for the run's block size."""
     from msgspec.structs import replace
 
-    size = run.block_size or 1
+    size = run.block_size
     return replace(profile, fits=(replace(profile.nearest_fit(size), block_size=size),))
 
 
-def figures(run: Run) -> dict[tuple[str, float | None], float]:
-    """(metric, percentile) -> ms; (throughput, None) -> a second."""
-    summary: Mapping[str, Any] = summarize(run, percentile_metrics=METRICS, percentiles=PERCENTILES)
-    out: dict[tuple[str, float | None], float] = {}
-    for metric in METRICS:
-        for p in PERCENTILES:
-            value = summary.get(f"p{p:g}_{metric}_ms")
-            if value is not None:
-                out[metric, p] = float(value)
-    for name in ("output_throughput", "duration"):
-        if summary.get(name) is not None:
-            out[name, None] = float(summary[name])
-    return out
-
-
-def compare_figures(
-    measured: Mapping[tuple[str, float | None], float], simulated: Mapping[tuple[str, float | None], float]
-) -> tuple[EndToEnd, ...]:
+def compare_figures(measured: Figures, simulated: Figures) -> tuple[EndToEnd, ...]:
     return tuple(
         EndToEnd(metric, p, value, simulated[metric, p], simulated[metric, p] / value - 1)
         for (metric, p), value in measured.items()
         if (metric, p) in simulated and value > 0
+    )
+
+
+# -- all runs together
+
+
+def worst_first(results: Sequence[Validation]) -> list[Validation]:
+    """By the largest error end to end at p50 and p90; without one, by the largest median error of a kind."""
+    return sorted(results, key=lambda r: (-largest(r, (50.0, 90.0)), -max((k.p50 for k in r.kinds), default=0.0)))
+
+
+def largest(result: Validation, percentiles: Sequence[float]) -> float:
+    return max((abs(e.error) for e in result.end_to_end if e.percentile in percentiles), default=0.0)
+
+
+def held_out_error(results: Sequence[Validation]) -> HeldOutError:
+    """Raises BenchctlError where a run was fitted, or was not simulated end to end."""
+    for result in results:
+        if result.fitted_on:
+            raise BenchctlError(
+                "the profile was fitted on this run: its errors are no hold-out",
+                where=result.run,
+                fix="leave it out of --save",
+            )
+        if not result.end_to_end:
+            raise BenchctlError(
+                "this run was not simulated end to end", where=result.run, fix="--trace names its trace"
+            )
+    rounds: dict[str, float] = {}
+    kinds = [kind for result in results for kind in result.kinds]
+    for kind in kinds:
+        if kind.rounds >= FEW or not any(k.kind == kind.kind and k.rounds >= FEW for k in kinds):
+            rounds[kind.kind] = max(rounds.get(kind.kind, 0.0), kind.p50)
+    errors = {
+        f"{p:g}": [abs(e.error) for result in results for e in result.end_to_end if e.percentile == p]
+        for p in PERCENTILES
+    }
+    return HeldOutError(
+        validated=now(),
+        runs=tuple(f"{result.scheduler}, {result.trace}" for result in results),
+        round_p50=rounds,
+        end_to_end={p: float(np.median(values)) for p, values in errors.items()},
+        worst={p: max(values) for p, values in errors.items()},
     )

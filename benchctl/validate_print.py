@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +13,7 @@ from rich.text import Text
 from benchctl.validate import Validation
 from engines.simulated.cost import on_curve
 from engines.simulated.profile import Profile
+from reports.simulated_error import error_text
 
 
 def profile_tables(profile: Profile, path: Path) -> None:
@@ -53,16 +56,19 @@ def drawn(profile: Profile, per_key_s: float) -> float:
 
 def validation_tables(profile: Profile, v: Validation) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"{v.run}: {v.scheduler}, trace {v.trace}, by profile {profile.name}", style="bold"))
+    console.print(Text(f"{v.run}: {v.model}, {v.scheduler}, trace {v.trace}, by profile {profile.name}", style="bold"))
     for note in v.notes:
         console.print(Text(f"note: {note}"))
-    table = Table("kind", "rounds", "error p50", "error p95", "bias", "outside the fit", title="device time of a round")
-    for k in v.kinds:
-        table.add_row(k.kind, f"{k.rounds:,}", f"{k.p50:.2%}", f"{k.p95:.2%}", f"{k.bias:+.2%}", f"{k.outside:,}")
-    console.print(table)
-    console.print(
-        Text(f"all device time {v.device_share:+.2%}; host time before a launch, median error {v.host_p50:.0%}")
-    )
+    if v.device_share is not None:
+        table = Table(
+            "kind", "rounds", "error p50", "error p95", "bias", "outside the fit", title="device time of a round"
+        )
+        for k in v.kinds:
+            table.add_row(k.kind, f"{k.rounds:,}", f"{k.p50:.2%}", f"{k.p95:.2%}", f"{k.bias:+.2%}", f"{k.outside:,}")
+        console.print(table)
+        console.print(
+            Text(f"all device time {v.device_share:+.2%}; host time before a launch, median error {v.host_p50:.0%}")
+        )
     if v.worst:
         table = Table(
             "round", "kind", "measured ms", "predicted ms", "sequences", "tokens", "context", title="worst rounds"
@@ -80,3 +86,19 @@ def validation_tables(profile: Profile, v: Validation) -> None:
             table.add_row(name, f"{e.measured:,.3f}", f"{e.simulated:,.3f}", f"{e.error:+.2%}")
         console.print(table)
     console.print()
+
+
+def profile_list(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The profiles known by name."""
+    console = Console(highlight=False, soft_wrap=True)
+    for row in rows:
+        console.print(Text(str(row["name"]), style="bold"))
+        sizes, torch = ", ".join(map(str, row["block_sizes"])), row["versions"].get("torch")
+        console.print(
+            Text(
+                f"  {row['model']} on {row['device']}, driver {row['driver']}, torch {torch}; block sizes {sizes}; "
+                f"{row['kv_cache_tokens']:,} tokens of KV cache; fitted {row['created'][:10]}"
+            )
+        )
+        console.print(Text(f"  {error_text(row['error'])}"))
+        console.print(Text(f"  {'bundled' if row['bundled'] else row['path']}"))

@@ -73,6 +73,9 @@ def ask(given: Mapping[str, Any], typed: set[str], command: Callable[..., None])
             )
     wanted = {name: given[name] for name in typed if name not in NOT_SETTINGS} | wanted
     notes: list[str] = []
+    if wanted.get("engine") == "simulated" and "profile" not in wanted and (found := profile_for(run)) is not None:
+        wanted["profile"] = found
+        notes.append(f"profile {found} is of the run's model and device")
     own = dict(given) | {"trace": given["trace"] or find_trace(run), "set": None}
     if given["clock"] != "recorded" and wanted.get("clock") != "recorded":
         own["from_run"] = None
@@ -222,6 +225,21 @@ def pool_of(run: Run, changed: Mapping[str, Any], notes: list[str]) -> dict[str,
     if whole != tokens:
         notes.append(f"the pool is {whole:,} tokens, not {tokens:,}: whole blocks of {size}")
     return {"kv_cache_tokens": whole or size, "num_blocks": None}
+
+
+def profile_for(run: Run) -> str | None:
+    """The one profile, of those that go by name, of the run's model and device; None where there is none, or several."""
+    from benchctl.profiles import load_profile, named_profiles
+
+    wanted = run.manifest.get("model"), run.manifest.get("device")
+    if run.manifest.get("engine") != "torch" or None in wanted:
+        return None
+    found = []
+    for name in named_profiles():
+        with contextlib.suppress(BenchctlError):  # a broken one of the user's: not asked for
+            profile = load_profile(name)
+            found += [name] if (profile.model.name, profile.device) == wanted else []
+    return found[0] if len(found) == 1 else None
 
 
 def check_device(run: Run, changed: Mapping[str, Any], *, given_profile: bool) -> None:

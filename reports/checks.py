@@ -17,6 +17,7 @@ from reports import metrics
 from reports.blocks import ghost_hits
 from reports.numbers import plural
 from reports.run import Run
+from reports.simulated_error import error_text
 
 Level = Literal["error", "warn", "info"]
 RECORD_SHARE_LIMIT = 0.03
@@ -352,16 +353,15 @@ def _simulated(run: Run) -> list[Check]:
     about = run.manifest.get("simulation")
     if not isinstance(about, dict) or run.clock == "rounds":
         return []
-    errors = ", ".join(
-        f"{entry['kind']} ±{entry['p50']:.1%} (p95 {entry['p95']:.1%}, {entry['rounds']:,} rounds)"
-        for entry in about.get("residuals") or []
-    )
+    error = about.get("error") or {
+        "fitted_p50": {entry["kind"]: entry["p50"] for entry in about.get("residuals") or []}
+    }
     found = [
         Check(
             "info",
             "durations are modelled, not measured",
-            f"profile {about.get('profile')} of {about.get('device')}, median error of a round where it was fitted: {errors}",
-            "benchctl validate PROFILE RUN gives the error on a run that was not fitted",
+            f"profile {about.get('profile')} of {about.get('device')}: {error_text(error)}",
+            "decisions are exact; benchctl validate PROFILE RUN gives the error on a run of your own",
         )
     ]
     rounds, outside = about.get("rounds") or 0, about.get("outside") or 0

@@ -34,9 +34,8 @@ _BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, Valu
 
 def is_pack(path: Path) -> bool:
     """Whether the name is that of a pack or of one of its parts, and such a file is there."""
-    whole = _PART.match(path.name)
-    name = whole["base"] if whole else path.name
-    return name.endswith(SUFFIXES) and (path.is_file() or bool(_parts_beside(path.with_name(name))))
+    base = base_of(path)
+    return base.name.endswith(SUFFIXES) and (path.is_file() or bool(_parts_beside(base)))
 
 
 def run_names(runs: Sequence[Path]) -> list[str]:
@@ -174,8 +173,10 @@ def _parts_beside(base: Path) -> dict[tuple[int, int], Path]:
 
 
 def base_of(path: Path) -> Path:
-    """The pack that a file is, or is a part of."""
+    """The pack that a file is, is a part of, or has the checksums of: `NAME.tar.gz*` of a shell names them all."""
     part = _PART.match(path.name)
+    if part is None and path.name.endswith(tuple(f"{suffix}.sha256" for suffix in SUFFIXES)):
+        return path.with_name(path.name.removesuffix(".sha256"))
     return path.with_name(part["base"]) if part else path
 
 
@@ -185,9 +186,9 @@ def pieces(path: Path) -> list[Path]:
     Raises BenchctlError where there is no such file, or a part is missing or not the one that NAME.sha256 tells of.
     """
     given = _PART.match(path.name)
-    if given is None and path.is_file():
-        return [path]
     base = base_of(path)
+    if given is None and base.is_file():
+        return [base]
     found = _parts_beside(base)
     counts = {int(given["count"])} if given else {count for _, count in found}
     if not found:

@@ -95,6 +95,7 @@ class SweepView:
     cells: int
     failed: tuple[Mapping[str, Any], ...]
     error: float | None  # the profile's
+    error_worst: float | None  # of p99 in the worst run that it was held against
     outside: float
     figures: tuple[str, ...]
     picks: Mapping[tuple[str | None, ...], Pick] = field(default_factory=dict)
@@ -161,8 +162,9 @@ def make_view(frame: pl.DataFrame, names: Sequence[str], slo: Mapping[str, float
         frame.height,
         tuple(frame.filter(pl.col("status") != "complete").select(*varied, "status", "reason").to_dicts()),
         max((s.figures["error"][2] for s in settings if "error" in s.figures), default=None),
+        max((s.figures["error_worst"][2] for s in settings if "error_worst" in s.figures), default=None),
         max((s.figures["outside_share"][2] for s in settings if "outside_share" in s.figures), default=0.0),
-        tuple(name for name in figures if name not in ("error", "outside_share")),
+        tuple(name for name in figures if name not in ("error", "error_worst", "outside_share")),
     )  # fmt: skip
     for key in dict.fromkeys(view.workload_of(setting) for setting in settings):
         if (pick := best_of(view, [s for s in settings if view.workload_of(s) == key])) is not None:

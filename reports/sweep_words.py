@@ -133,7 +133,12 @@ def margin_text(view: SweepView, margin: Margin) -> str:
         if margin.value * (1 + total) <= margin.limit
         else "that is more than the margin"
     )
-    return f"{head}, with an error of ±{total:.1%} ({', '.join(parts)}): {verdict}."
+    text = f"{head}, with an error of ±{total:.1%} ({', '.join(parts)}): {verdict}"
+    if view.error_worst is not None and margin.value * (1 + total) <= margin.limit < margin.value * (
+        1 + view.error_worst
+    ):
+        text += f", but not than in the profile's worst held-out run, off by {view.error_worst:.0%} at p99"
+    return text + "."
 
 
 def unknown_error(view: SweepView) -> str:

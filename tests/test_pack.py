@@ -66,6 +66,7 @@ def test_parts_join_to_the_whole_and_are_checked(pair: Path, tmp_path: Path) -> 
     assert [part.name for part in parts] == [f"split.tar.gz.part{k:0{digits}}of{count}" for k in range(1, count + 1)]
     assert sorted(parts) == parts and max(part.stat().st_size for part in parts) == 4_000
     assert b"".join(part.read_bytes() for part in parts) == whole.read_bytes()
+    assert pack.base_of(sums) == split and pack.pieces(sums) == parts  # what `split.tar.gz*` of a shell names besides
     told = [line.split("  ") for line in sums.read_text().splitlines()]
     assert told == [[hashlib.sha256(part.read_bytes()).hexdigest(), part.name] for part in parts]
     for named in (split, parts[0], parts[-1]):  # any of them stands for all

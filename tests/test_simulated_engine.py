@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from benchctl.simulated_clock import OverlappedClock
 from engines.interface import EngineLimits, ScheduledBatch
-from engines.simulated.cost import device_time, on_curve
+from engines.simulated.cost import after_time, device_time, issue_time, on_curve
 from engines.simulated.engine import LaunchCost, SimulatedEngine
 from engines.simulated.features import Features, features_of, graph_sizes, padded, tile_tokens
 from engines.simulated.profile import Bucket, Curve, Graphs
@@ -240,3 +241,18 @@ def test_an_empty_round_takes_no_time() -> None:
     clock = OverlappedClock(lambda: None)
     clock.launched()
     assert clock.landed(1) == (0.0, 0.0)
+
+
+def test_a_round_without_a_graph_takes_at_least_its_launches_and_keeps_the_host_busy() -> None:
+    profile = make_profile()
+    fit = profile.fits[0]
+    host = replace(fit.host, issue_s=0.05, issue_beyond_tokens=2_048, issue_beyond_seqs=256)
+    slow = replace(fit, host=host)
+    few = features_of(batch((0, 100, False, 0)), profile.graphs)
+    many = features_of(batch((0, 2_100, False, 0)), profile.graphs)
+    assert issue_time(host, few) == 0 and issue_time(host, many) == 0.05
+    assert device_time(MODEL, slow, few, "prefill") == device_time(MODEL, fit, few, "prefill") < 0.05
+    assert device_time(MODEL, fit, many, "prefill") < device_time(MODEL, slow, many, "prefill") == 0.05
+    assert after_time(host, many) == pytest.approx(after_time(fit.host, many) + 0.05)
+    decodes = features_of(batch((2_999, 1, True, -1)), profile.graphs)
+    assert issue_time(host, decodes) == 0

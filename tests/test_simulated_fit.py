@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from benchctl.calibrate_fit import nonnegative, robust
 from benchctl.profiles import load_profile, save_profile
@@ -46,7 +47,10 @@ def test_a_profile_survives_its_file() -> None:
         (b'{"benchctl_profile": 99}', "is 99"),
         (b'{"benchctl_profile": 3}', "missing required field"),
         (dump_profile(make_profile()).replace(b'"bytes_per_s": 1', b'"bytes_per_s": -1'), "bytes_per_s is -1"),
-        (dump_profile(make_profile()).replace(b'"per_longest_key_s": 5', b'"per_longest_key_s": -5'), "per_longest_key_s is -5"),
+        (
+            dump_profile(make_profile()).replace(b'"per_longest_key_s": 5', b'"per_longest_key_s": -5'),
+            "per_longest_key_s is -5",
+        ),
         (dump_profile(make_profile()).replace(b"      512", b"      2"), "rest is no curve"),
     ],
 )
@@ -173,3 +177,34 @@ def test_mistakes_are_one_clear_line(capfd: pytest.CaptureFixture[str], world: P
     answer = call(capfd, *[word.format(**places) for word in argv.split()])
     assert answer.code == 2, (answer.out, answer.err)
     assert says in answer.err and "Traceback" not in answer.err
+
+
+def test_designed_rounds_that_ran_hot_do_not_slow_the_simulation() -> None:
+    """The same rounds, in a run and repeated on end: their products are a tenth slower so between 512 and 2,048 tokens."""
+    from dataclasses import fields, is_dataclass
+
+    from benchctl.calibrate import heat_of
+    from benchctl.calibrate_fit import Rates, cells_of, concat, fit_prefill, joined
+    from benchctl.calibrate_grid import chunks, decodes
+    from benchctl.calibrate_points import bare_batch
+    from engines.simulated.cost import device_time, on_curve
+    from engines.simulated.features import Features, features_of
+    from tests.simulated_profile import MODEL
+
+    profile = make_profile()
+    fit = profile.fits[0]
+    names = [f.name for f in fields(Features)] if is_dataclass(Features) else list(Features.__struct_fields__)
+    cases = [
+        (chunks(1, n, c),) for n in (16, 100, 200, 384, 512, 768, 1_024, 1_536, 2_048, 4_096, 8_192) for c in (0, 700)
+    ]
+    cases += [(decodes(n, 300), chunks(1, 600)) for n in (1, 8, 40, 200)]
+    rounds = [features_of(bare_batch(case), profile.graphs, fit.tile_tokens) for case in cases]
+    f = Features(*(np.array([getattr(r, name) for r in rounds]) for name in names))
+    cool = np.asarray(device_time(MODEL, fit, f, "prefill"))
+    heat = Curve(at=(256.0, 512.0, 2_048.0, 4_096.0), value=(0.0, 0.1, 0.1, 0.0))
+    hot = cool + heat_of(MODEL, replace(fit, prefill=replace(fit.prefill, heat=heat)), f)
+    cells = joined([cells_of(concat([f] * 3), np.tile(cool, 3)), cells_of(f, hot, repeated=True)])
+    found, _ = fit_prefill(MODEL, cells, Rates(fit.bytes_per_s, fit.flops_per_s), fit.tile_tokens)
+    assert on_curve(found.heat, 1_024.0) == pytest.approx(0.1, abs=0.06) and on_curve(found.heat, 64.0) == 0
+    predicted = np.asarray(device_time(MODEL, replace(fit, prefill=found), f, "prefill"))
+    assert np.median(np.abs(predicted / cool - 1)) < 0.01 and np.abs(predicted / cool - 1).max() < 0.06

@@ -74,6 +74,14 @@ def test_a_margin_smaller_than_the_error_is_said() -> None:
     assert "±7.6% (repeats ±2.6%, profile ±5.0%): that is more than the margin" in answer(found)[1]
 
 
+def test_a_margin_that_the_worst_held_out_run_would_take_is_said() -> None:
+    good = {"error": 0.01, "error_worst": 0.7}
+    text = answer(view(cell("vllm", "64", 10.0, ttft=150.0, **good), cell("nano", "64", 5.0, ttft=10.0, **good)))[1]
+    assert "the margin is larger than that, but not than in the profile's worst held-out run, off by 70% at p99" in text
+    text = answer(view(cell("vllm", "64", 10.0, ttft=60.0, **good), cell("nano", "64", 5.0, ttft=10.0, **good)))[1]
+    assert text.endswith("the margin is larger than that.")
+
+
 def test_seeds_are_held_against_each_other_one_by_one() -> None:
     """All seeds of one setting are 3 % behind: the spread between seeds, ten times that, does not hide it."""
     cells = [cell(who, "64", goodput, seed=str(seed)) for who, less in (("vllm", 1.0), ("nano", 0.97))

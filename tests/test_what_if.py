@@ -180,3 +180,10 @@ def test_a_measured_run_is_simulated_as_it_was_too(capfd: pytest.CaptureFixture[
     answer = call(capfd, *words, "--profile", tmp_path / "y.json")
     assert answer.code == 2 and "measured on Card Y, the run on Card X" in answer.err
     assert call(capfd, *words, "--set", f"profile={tmp_path / 'y.json'}").code == 0
+
+
+def test_the_bundled_profile_of_the_runs_card_is_found(tmp_path: Path) -> None:
+    from benchctl.what_if import profile_for
+
+    run = open_run(Path(__file__).parent / "data" / "h200-sharegpt" / "vllm")
+    assert profile_for(run) == "h200-qwen3-0.6b"

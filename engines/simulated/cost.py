@@ -30,6 +30,7 @@ import numpy as np
 from engines.simulated.features import Features, Values
 from engines.simulated.profile import MARGIN, Curve, DecodeCost, Family, Fit, HostCost, ModelShape, PrefillCost
 
+NEXT_TO_NONE = 64  # so few tokens or keys cost what one costs
 Bounds = Mapping[str, tuple[float, float]]  # feature -> least, greatest
 
 
@@ -145,5 +146,12 @@ def bucket_factors(fit: Fit) -> dict[tuple[Family, int], float]:
 
 
 def bounds_of(fit: Fit, family: Family) -> Bounds:
-    """The fitted ranges, wider by MARGIN at both ends."""
-    return {r.feature: (r.least / MARGIN, r.greatest * MARGIN) for r in fit.ranges if r.family == family}
+    """The fitted ranges, wider by MARGIN at both ends; tokens and keys down to none where as few as NEXT_TO_NONE were fitted."""
+    return {
+        r.feature: (
+            0.0 if r.feature != "num_seqs" and r.least <= NEXT_TO_NONE else r.least / MARGIN,
+            r.greatest * MARGIN,
+        )
+        for r in fit.ranges
+        if r.family == family
+    }

@@ -151,6 +151,19 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
 
 
+class HeldOutError(msgspec.Struct, frozen=True, kw_only=True):
+    """What `benchctl validate` found on runs that no fit saw. Errors are shares of what was measured, without sign.
+
+    `end_to_end`: percentile (50, 90, 99) -> the median over TTFT, TPOT, ITL and E2E of all runs; `worst` the largest of them.
+    """
+
+    validated: str  # ISO 8601
+    runs: tuple[str, ...]  # scheduler, trace
+    round_p50: dict[str, float]  # kind -> the largest median error of a round, of the runs with 20 of them or more
+    end_to_end: dict[str, float]
+    worst: dict[str, float]
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients for one block size: kernels are tuned by it."""
 
@@ -185,6 +198,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelShape
     graphs: Graphs
     fits: tuple[Fit, ...]  # by block size, ascending; at least one
+    held_out: HeldOutError | None = None
 
     @property
     def block_sizes(self) -> tuple[int, ...]:

@@ -138,6 +138,7 @@ class TritonEngine:
         self.work = Work(self.model)
         if on_card:
             self._compile_kernels()
+            self._load_kernels(16 if enforce_eager else MAX_GRAPH_CHUNK_TOKENS)
             if not enforce_eager:
                 try:
                     self._capture_graphs()
@@ -188,6 +189,19 @@ class TritonEngine:
         with compiling():
             for shape in shapes:
                 self.forward.run(DeviceInputs.of(shape, self.inputs), num_layers=1)
+
+    @torch.inference_mode()
+    def _load_kernels(self, above: int) -> None:
+        """One layer of rounds without a graph, at sizes from `above` on: a kernel, the library's too, is loaded when it first runs, which
+        takes the driver up to half a second."""
+        self.inputs.zero_()
+        for num_tokens in {*range(above + 1, self.max_tokens, 1024), self.max_tokens}:
+            num_seqs = min(num_tokens, self.max_seqs)
+            exact = self._exact_shape(num_tokens, num_seqs, self._most_tiles(num_tokens, num_seqs), 64)
+            for keys in ("own", "fresh", "blocks"):
+                self.forward.run(DeviceInputs.of(replace(exact, chunk_keys=keys), self.inputs), num_layers=1)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     @torch.inference_mode()
     def _capture_graphs(self) -> None:

@@ -137,7 +137,8 @@
       for (const code of run.tables.rounds[column]) counts.set(code, (counts.get(code) || 0) + 1);
       return [...counts].sort((a, b) => b[1] - a[1]).map(([code]) => run.words[column][code]).filter((word) => word !== null);
     };
-    const batch = [{ name: "decode", colour: "c-decode", of: of("decode_tokens") }, { name: "prefill", colour: "c-prefill", of: of("prefill_tokens") }, { name: "cached (not computed)", colour: "c-cached", of: of("cached_tokens") }];
+    const batch = [{ name: "decode", colour: "c-decode", of: of("decode_tokens") }, { name: "prefill", colour: "c-prefill", of: of("prefill_tokens") }];
+    const cached = [{ name: "cached (not computed)", colour: "c-cached", of: of("cached_tokens") }];
     const pool = [{ name: "used", colour: "c-used", of: (i) => total - free(i) }, { name: "free, reusable", colour: "c-cached-free", of: cachedFree }, { name: "free", colour: "c-free", of: (i) => free(i) - cachedFree(i) }];
     // Of a pool that is never half full the lower part is drawn.
     const held = run.tables.rounds.free_blocks_end.reduce((most, value, i) => Math.max(most, total - value + Math.max(cachedFree(i), 0)), 0);
@@ -158,6 +159,8 @@
       { title: "Time", unit: timeUnit, height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
       { title: "Kind", height: 20, keys: wordsOf("kind").map((name) => ({ name, colour: B.kindColour(name) })), draw: (plane) => { strip(plane, run, "kind", B.kindColour); return 1; } },
     ];
+    // A lane of its own: what the budget bounds is computed, and what is not would dwarf it.
+    if (present("cached_tokens")) lanes.splice(1, 0, { title: "From the cache", unit: "tokens", height: 52, keys: cached, draw: (plane) => stack(plane, run, cached, { least: 1.5 }) });
     const loops = [["stop_waiting", "Waiting loop stopped for"], ["stop_running", "Running loop stopped for"]];
     for (const [column, title] of loops) {
       const words = wordsOf(column);

@@ -187,7 +187,7 @@
         }
       });
       scales.forEach(({ f, low, high }, i) => {
-        head(S.axes.length + i, f.label, f.unit);
+        head(S.axes.length + i, f.label.replace("output throughput", "throughput"), f.unit);
         for (const [at, v] of [[1, f.higher ? high : low], [0, f.higher ? low : high]]) svg.append(draw("text", { x: xOf(S.axes.length + i), y: between(at) + (at ? -3 : 14), "text-anchor": "middle" }, shown(f, v)));
       });
       box.replaceChildren(svg);

@@ -1,0 +1,202 @@
+"""Holds the bundled profiles against the runs in docs/validation/h200/held-out and writes docs/validation/simulator.md.
+
+    python docs/make_validation.py            the page
+    python docs/make_validation.py --save     and the errors into the bundled profiles, which every simulated run states
+
+The copies were made by `benchctl validate PROFILE RUN... --copy DIR`, the traces are made anew by `benchmarks/workloads.py`
+and found by their hash. Per round nothing is simulated; end to end each run's own command is, about 40 s in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchctl.held_out import METRICS, PERCENTILES, HeldOut, open_held_out  # noqa: E402
+from benchctl.profiles import find_profile, load_profile, save_profile  # noqa: E402
+from benchctl.validate import Validation, held_out_error, validate, worst_first  # noqa: E402
+from engines.simulated.profile import Profile  # noqa: E402
+
+FOLDER = ROOT / "docs" / "validation" / "h200"
+PAGE = ROOT / "docs" / "validation" / "simulator.md"
+GOALS = {50.0: 0.05, 90.0: 0.05, 99.0: 0.08}
+ROUND_GOAL = 0.03
+NAMES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2E",
+    "output_throughput": "output tokens/s",
+    "duration": "duration",
+}
+TITLES = {
+    "arrivals-20": "W4 at 20/s",
+    "arrivals-50": "W4 at 50/s",
+    "arrivals-10": "W4 at 10/s",
+    "offline": "256 at once",
+}
+HEAD = """# The simulator against measured runs
+
+Made by `python docs/make_validation.py` from [the bundled profiles](../../engines/simulated/profiles) and the measured runs in
+[h200/held-out](h200/held-out): their manifests, every round's features and device time, and their percentiles. Nothing here is
+typed by hand but this text.
+
+- **The profiles** were fitted on one start of a machine (NVIDIA H200, driver 580.159.04, torch 2.11.0): designed rounds
+  ([h200](h200), `points-*.json.gz`) and a short trace (`calibration` of `benchmarks/workloads.py`) under both policies.
+- **The runs below are of another start of such a machine, of traces that nothing was fitted on.** Formula and profiles were committed
+  before any of them was looked at, and were not changed since; they are spent as a hold-out for whoever changes the formula now.
+- Admissions are free: nothing of a measured run reaches the simulation but its command, trace and pool. `simulated / measured - 1`;
+  **bold**: beyond the goal (5% at p50 and p90, 8% at p99; 3% for the median round). The worst run first, none left out.
+- `llama-3.1-8b` was held against nothing: no run of it was recorded on that start. Its fit is that of its
+  [profile](../../engines/simulated/profiles/h200-llama-3.1-8b.json): fitted rounds within 1.3% at the median of each kind.
+- Not measured on that start for want of time: W4 at 10/s, W4 at 50/s with `qwen3-8b`, `sharegpt-full`, `long-prompts`. Of `offline` and
+  the second run of W4 at 20/s the batches were not kept: they are held end to end only.
+
+## What is beyond the goals, and why
+
+- **The simulation knows no first time.** The first round without a CUDA graph (more than 2,048 tokens) that a process meets takes up to
+  0.5 s longer, most likely while the driver loads its kernels: round 366 of `qwen3-8b` at 20/s took 499 ms for 2,065 tokens. Five
+  requests that waited for it have a TTFT near 500 ms: they are its p99. The same trace in another process, where it took a tenth of
+  that, is within 5.2% at every percentile. In `256 at once` the host learns of a round's end up to 0.37 s late, first tokens with it:
+  TTFT of the first runs of `qwen3-0.6b` is off by up to 24%, of the second and third ones by 2.3% at most.
+- **The first time that records are written**, 4.9 s into a run, the loop stands still for 45 to 70 ms, once in a process; later writes
+  take some 10 ms. 4 requests of `qwen3-0.6b` at 50/s waited for it.
+- **Rounds without a graph are too fast by a quarter with `qwen3-0.6b`**: 7.3 ms instead of 9 to 10 at 2,050 tokens, where the host launches
+  the kernels one by one. A run needs longer for it than designed rounds, warm and on end, did. This is TTFT's p99 of `vllm` at 20/s.
+- **A round that begins on an idle device** counts its launch as device time: prefill alone under `vllm`, 1 to 15 rounds a run.
+"""
+
+
+def validations(*, end_to_end: bool = True, only: Sequence[str] = ()) -> list[tuple[Profile, HeldOut, Validation]]:
+    """All copies (or those named) against the profile of their model."""
+    profiles = {p.model.name: p for p in map(load_profile, ("h200-qwen3-0.6b", "h200-qwen3-8b", "h200-llama-3.1-8b"))}
+    held = [h for h in open_held_out([str(FOLDER / "held-out")]) if not only or Path(h.path).name in only]
+    with tempfile.TemporaryDirectory() as traces, contextlib.redirect_stdout(io.StringIO()):
+        from benchmarks.workloads import write
+
+        write(Path(traces))
+        out = []
+        for run in held:
+            profile = profiles[str(run.manifest["model"])]
+            out.append((profile, run, validate(profile, run, traces, end_to_end=end_to_end, worst=5)))
+    return out
+
+
+def title(v: Validation) -> str:
+    repeat = Path(v.run).name.rpartition("-")[2]
+    return f"{v.model}, {v.scheduler}, {TITLES.get(v.trace, v.trace)}" + (f", run {repeat}" if repeat.isdigit() else "")
+
+
+def share(value: float, goal: float | None, *, signed: bool = True) -> str:
+    text = f"{value:+.1%}" if signed else f"{value:.1%}"
+    return f"**{text}**" if goal is not None and abs(value) > goal else text
+
+
+def end_to_end_row(v: Validation) -> str:
+    errors = {(e.metric, e.percentile): e.error for e in v.end_to_end}
+    cells = [
+        ", ".join(share(errors[m, p], GOALS[p]) if (m, p) in errors else "-" for p in PERCENTILES) for m in METRICS
+    ]
+    return "| " + " | ".join([title(v), *cells, share(errors["output_throughput", None], 0.05)]) + " |"
+
+
+def round_row(v: Validation) -> str:
+    by_kind = {k.kind: k for k in v.kinds}
+    cells = []
+    for kind in ("decode", "mixed", "prefill"):
+        k = by_kind.get(kind)
+        cells.append(
+            f"{share(k.p50, ROUND_GOAL, signed=False)}, {k.p95:.1%}, {k.bias:+.1%} of {k.rounds:,}" if k else "-"
+        )
+    return "| " + " | ".join([title(v), *cells, f"{v.device_share:+.1%}", f"{v.host_p50:.0%}"]) + " |"
+
+
+def summary(results: Sequence[Validation]) -> list[str]:
+    lines = ["| percentile | figures | median error | within the goal | largest |", "|---|---|---|---|---|"]
+    for p in PERCENTILES:
+        errors = sorted(
+            (abs(e.error), f"{NAMES[e.metric]}, {title(v)}") for v in results for e in v.end_to_end if e.percentile == p
+        )
+        values = [value for value, _ in errors]
+        within = sum(value <= GOALS[p] for value in values)
+        lines.append(
+            f"| p{p:g} | {len(values)} | {values[len(values) // 2]:.1%} | {within} ({GOALS[p]:.0%}) | {values[-1]:.1%}: {errors[-1][1]} |"
+        )
+    return lines
+
+
+def detail(run: HeldOut, v: Validation) -> list[str]:
+    lines = [f"### {title(v)}", "", *(f"- {note}" for note in v.notes)]
+    config, counts = run.given("seed"), run.manifest.get("counts") or {}
+    lines += [
+        f"- started {run.manifest.get('started')}, benchctl {run.manifest.get('benchctl')}, seed {config}, "
+        f"{counts.get('rounds'):,} rounds; trace sha256 {str(run.trace.get('sha256'))[:12]}; "
+        f"[manifest](h200/held-out/{Path(v.run).name}/held-out.json)",
+        "",
+        "| figure | measured | simulated | error |",
+        "|---|---|---|---|",
+    ]
+    for e in v.end_to_end:
+        name = NAMES[e.metric] + ("" if e.percentile is None else f" p{e.percentile:g}")
+        unit = {"output_throughput": "", "duration": " s"}.get(e.metric, " ms")
+        lines.append(
+            f"| {name} | {e.measured:,.3f}{unit} | {e.simulated:,.3f}{unit} | {share(e.error, GOALS.get(e.percentile or 50.0))} |"
+        )
+    if v.worst:
+        lines += [
+            "",
+            "| worst rounds | kind | measured | predicted | sequences | tokens | context |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {w.round} | {w.kind} | {w.measured_s * 1e3:.3f} ms | {w.predicted_s * 1e3:.3f} ms | {w.num_seqs} | {w.num_tokens} | "
+            f"{w.context_tokens:,} |"
+            for w in v.worst
+        ]
+    return [*lines, ""]
+
+
+def page(found: Sequence[tuple[Profile, HeldOut, Validation]]) -> str:
+    of = {v.run: run for _, run, v in found}
+    results = worst_first([v for _, _, v in found])
+    lines = [HEAD, "## End to end, all runs together", "", *summary(results), ""]
+    lines += [
+        "## End to end, run by run",
+        "",
+        "Errors at p50, p90, p99.",
+        "",
+        "| run | TTFT | TPOT | ITL | E2E | tokens/s |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [end_to_end_row(v) for v in results]
+    lines += ["", "## Round by round", "", "Device time of a round: median error, p95, median of the signed error, number of rounds. Runs whose batches were not kept are",
+              "not here. `device`: all device time of the run; `host`: median error of host time before a launch.", "",
+              "| run | decode | mixed | prefill | device | host |", "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [round_row(v) for v in sorted(results, key=lambda v: -max((k.p50 for k in v.kinds), default=0)) if v.kinds]
+    lines += ["", "## Each run", ""]
+    for v in results:
+        lines += detail(of[v.run], v)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    found = validations()
+    PAGE.write_text(page(found))
+    if "--save" in sys.argv[1:]:
+        for name in sorted({profile.name for profile, _, _ in found}):
+            results = [v for profile, _, v in found if profile.name == name]
+            save_profile(replace(load_profile(name), held_out=held_out_error(results)), find_profile(name))
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()
