@@ -17,13 +17,13 @@ from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
 from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, extra_rows, in_order
 from engines.schedulers.vllm_blocks import VllmBlockManager
+from engines.schedulers.vllm_config import NULL_BLOCKS as NULL_BLOCKS
+from engines.schedulers.vllm_config import check_config
 from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
 from engines.steady_batch import SteadyBatch, Stretch
-from traces.errors import BenchctlError
 
 POLICY = "vllm 0.33.0, synchronous"
 DEFAULT_BLOCK_SIZE = 16
-NULL_BLOCKS = 1
 KNOBS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -571,51 +571,3 @@ class _Batch:
 def cut_by_budget(wanted: int, given: int, threshold: int) -> bool:
     """Whether the token budget, and not the long-prefill threshold, left a request with fewer tokens than it wants."""
     return given < wanted and given != threshold
-
-
-def check_config(config: SchedulerConfig) -> None:
-    """vLLM's own checks at start, and those without which nothing could ever be scheduled."""
-    usable = config.num_blocks - NULL_BLOCKS
-    if usable < 1:
-        raise BenchctlError(
-            f"--num-blocks {config.num_blocks} leaves vllm no usable block",
-            fix="give 2 or more: block 0 is its null block",
-        )
-    for flag, value in (
-        ("--block-size", config.block_size),
-        ("--max-num-seqs", config.max_num_seqs),
-        ("--max-num-batched-tokens", config.max_num_batched_tokens),
-    ):
-        if value < 1:
-            raise BenchctlError(f"{flag} is {value}", fix=f"give {flag} 1 or more")
-    if config.max_num_batched_tokens < config.max_num_seqs:
-        raise BenchctlError(
-            f"vllm needs --max-num-batched-tokens ({config.max_num_batched_tokens}) >= --max-num-seqs ({config.max_num_seqs})",
-            fix=f"--max-num-seqs {config.max_num_batched_tokens}",
-        )
-    length = config.max_model_len
-    if length is not None and length < 2:
-        raise BenchctlError(f"--max-model-len is {length}", fix="give 2 or more: a prompt has to be shorter than it")
-    if length is not None and config.long_prefill_token_threshold > length:
-        raise BenchctlError(
-            f"vllm needs --long-prefill-token-threshold ({config.long_prefill_token_threshold}) <= --max-model-len ({length})",
-            fix=f"--long-prefill-token-threshold {length}, or 0 for none",
-        )
-    if length is not None and not config.enable_chunked_prefill and config.max_num_batched_tokens < length:
-        raise BenchctlError(
-            f"without chunked prefill vllm needs --max-num-batched-tokens ({config.max_num_batched_tokens}) >= --max-model-len ({length})",
-            fix=f"--max-num-batched-tokens {length}, or --enable-chunked-prefill",
-        )
-    if config.long_prefill_token_threshold < 0:
-        raise BenchctlError(
-            f"--long-prefill-token-threshold is {config.long_prefill_token_threshold}",
-            fix="0 for none, or a number of tokens",
-        )
-    if config.scheduling_policy not in ("fcfs", "priority"):
-        raise BenchctlError(f"--scheduling-policy is {config.scheduling_policy!r}", fix="fcfs or priority")
-    if not 0 <= config.watermark < 1:
-        raise BenchctlError(
-            f"--watermark is {config.watermark}", fix="a fraction of the pool, from 0 up to but not including 1"
-        )
-    if config.max_loras is not None and config.max_loras < 1:
-        raise BenchctlError(f"--max-loras is {config.max_loras}", fix="give 1 or more, or leave it out for no limit")
