@@ -20,7 +20,10 @@ RequestRow = tuple[Any, ...]  # in the order of the `requests` table's columns
 
 @dataclass(slots=True)
 class RoundSpan:
-    """The times of one round that requests are charged with, seconds."""
+    """The times of one round that requests are charged with, seconds.
+
+    Of rounds that overlap each is charged from the end of the one before: then no time counts twice.
+    """
 
     t_start_s: float
     t_scheduled_s: float
@@ -38,7 +41,7 @@ class Ledger:
     stalled_s: Float64Array
     preempted_s: Float64Array
     preempted_at: Float64Array  # nan: not preempted now
-    seen: Float64Array  # the sum of all rounds' spans when it was last computed
+    seen: Float64Array  # the sum of all rounds' own spans when it was last computed
     computed: Int64Array  # tokens computed and still held
     high_water: Int64Array  # tokens computed before its last preemption
     discarded: Int64Array
@@ -63,7 +66,8 @@ class Ledger:
             setattr(self, name, np.zeros(capacity, dtype=np.int64))
         self._free_slots = list(range(capacity - 1, -1, -1))
         self._recomputing: set[int] = set()  # slots that may be scheduled at positions computed before
-        self.elapsed_s = 0.0  # the sum of all rounds' spans
+        self.elapsed_s = 0.0  # the sum of all rounds' own spans
+        self.ended_s = 0.0  # t_end_s of the round counted last: from then on the next one is charged
 
     # -- one request
 
@@ -86,7 +90,7 @@ class Ledger:
             self.first_scheduled_s[slot], self.first_token_s[slot] = t_scheduled_s, np.nan
             self.cached[slot] = cached
         else:
-            self.preempted_s[slot] += t_scheduled_s - self.preempted_at[slot]
+            self.preempted_s[slot] += max(t_scheduled_s, self.ended_s) - self.preempted_at[slot]
             if self.high_water[slot] > cached:
                 self._recomputing.add(slot)
         self.preempted_at[slot] = np.nan
@@ -102,7 +106,8 @@ class Ledger:
         self.high_water[slot] = max(int(self.high_water[slot]), computed)
         self.computed[slot] = 0
         self.preemptions[slot] += 1
-        self.preempted_at[slot] = t_scheduled_s
+        # With overlap the round before may still compute on those blocks: without them it is from its end on.
+        self.preempted_at[slot] = max(t_scheduled_s, self.ended_s)
         self.stalled_s[slot] += self.elapsed_s - self.seen[slot]
 
     def finish(self, row: int, reason: str, t_end_s: float) -> RequestRow:
@@ -162,7 +167,8 @@ class Ledger:
         prompt = self.prompt_tokens[rows]
         end = batch.start + batch.num_tokens
         before = self.elapsed_s
-        self.elapsed_s = after = before + (span.t_end_s - span.t_start_s)
+        self.elapsed_s = after = before + (span.t_end_s - max(span.t_start_s, self.ended_s))
+        self.ended_s = span.t_end_s
         if len(rows) == 0:
             return prompt
         seen = self.seen[slots]
