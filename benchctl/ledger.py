@@ -22,7 +22,10 @@ RequestRow = tuple[Any, ...]  # in the order of the `requests` table's columns
 
 @dataclass(slots=True)
 class RoundSpan:
-    """The times of one round that requests are charged with, seconds."""
+    """The times of one round that requests are charged with, seconds.
+
+    Of rounds that overlap each is charged from the end of the one before: then no time counts twice.
+    """
 
     t_start_s: float
     t_scheduled_s: float
@@ -40,7 +43,7 @@ class Ledger:
     stalled_s: Float64Array
     preempted_s: Float64Array
     preempted_at: Float64Array  # nan: not preempted now
-    seen: Float64Array  # the sum of all rounds' spans when it was last computed
+    seen: Float64Array  # the sum of all rounds' own spans when it was last computed
     computed: Int64Array  # tokens computed and still held
     high_water: Int64Array  # tokens computed before its last preemption
     discarded: Int64Array
@@ -71,7 +74,8 @@ class Ledger:
             self._set(name, np.zeros(capacity, dtype=np.int64))
         self._free_slots = list(range(capacity - 1, -1, -1))
         self._recomputing: set[int] = set()  # slots that may be scheduled at positions computed before
-        self.elapsed_s = 0.0  # the sum of all rounds' spans
+        self.elapsed_s = 0.0  # the sum of all rounds' own spans
+        self.ended_s = 0.0  # t_end_s of the round counted last: from then on the next one is charged
         # All steady decodes (`engines.steady_batch`) are computed in the same rounds, so most is known of them together.
         self._num_steady = 0
         self._steady_age = 0  # after their last round
@@ -101,7 +105,7 @@ class Ledger:
             cells["cached"][slot] = cached
         else:
             cells = self._cells
-            cells["preempted_s"][slot] += t_scheduled_s - cells["preempted_at"][slot]
+            cells["preempted_s"][slot] += max(t_scheduled_s, self.ended_s) - cells["preempted_at"][slot]
             if cells["high_water"][slot] > cached:
                 self._recomputing.add(slot)
         cells["preempted_at"][slot] = nan
@@ -118,7 +122,8 @@ class Ledger:
         self.high_water[slot] = max(int(self.high_water[slot]), computed)
         self.computed[slot] = 0
         self.preemptions[slot] += 1
-        self.preempted_at[slot] = t_scheduled_s
+        # With overlap the round before may still compute on those blocks: without them it is from its end on.
+        self.preempted_at[slot] = max(t_scheduled_s, self.ended_s)
         self.stalled_s[slot] += self.elapsed_s - self.seen[slot]
 
     def finish(self, row: int, reason: str, t_end_s: float) -> RequestRow:
@@ -179,7 +184,7 @@ class Ledger:
     def count(self, batch: ScheduledBatch, all_decode: bool, span: RoundSpan) -> None:
         """Charge a round to the requests of its batch."""
         before = self.elapsed_s
-        self.elapsed_s = before + (span.t_end_s - span.t_start_s)
+        self._pass(span.t_start_s, span.t_end_s)
         if isinstance(batch, SteadyBatch):
             self._count_steady(batch, before)
             if batch.extra is not None:
@@ -193,9 +198,13 @@ class Ledger:
         """The same of several rounds of steady decodes, one after the other."""
         before = self.elapsed_s
         for start, end in zip(t_start_s, t_end_s, strict=True):
-            self.elapsed_s += end - start
+            self._pass(start, end)
         self._count_steady(batch, before)
         self._steady_age += len(t_end_s) - 1
+
+    def _pass(self, t_start_s: float, t_end_s: float) -> None:
+        self.elapsed_s += t_end_s - max(t_start_s, self.ended_s)
+        self.ended_s = t_end_s
 
     def _count_steady(self, batch: SteadyBatch, before: float) -> None:
         if self._num_steady and self._steady_seen != before:

@@ -15,6 +15,7 @@ import polars as pl
 
 from reports import metrics
 from reports.blocks import ghost_hits
+from reports.load import early_turns, retimed
 from reports.numbers import plural
 from reports.run import Run
 from reports.simulated_error import error_text
@@ -246,6 +247,40 @@ def _ticks(run: Run) -> list[Check]:
     ]
 
 
+def _early_turns(run: Run) -> list[Check]:
+    """Turns that began before the turn before them had ended: no user or agent can have written them."""
+    if run.clock == "rounds" or run.manifest.get("arrivals") == "session":
+        return []
+    early = early_turns(run)
+    if early is None or not early.num_early:
+        return []
+    label = run.labels.get(early.first, f"#{early.first}")
+    ended = "never ended" if early.parent_ended_s is None else f"ended at {early.parent_ended_s:,.3f} s"
+    evidence = (
+        f"{early.num_early:,} of {early.later_turns:,} later turns ({early.num_early / early.later_turns:.1%}) were admitted before the turn before "
+        "them had ended; "
+        f"first: {label} at {early.admitted_s:,.3f} s, the turn before it {ended}"
+    )
+    again = "replay with --arrivals session, which sends a turn only after the one before it"
+    if retimed(run):
+        return [
+            Check(
+                "warn",
+                "turns of one conversation ran at once, since arrivals were re-timed",
+                evidence,
+                f"prefix hits and queues are not those of users who wait for an answer: {again}",
+            )
+        ]
+    return [
+        Check(
+            "info",
+            "turns arrived before the turn before them had ended",
+            evidence,
+            f"the trace overlaps them, or this run is slower than the system that was traced; to keep their order, {again}",
+        )
+    ]
+
+
 def _cap(run: Run) -> list[Check]:
     cap = run.setting("max_concurrency")
     if not cap:
@@ -378,5 +413,5 @@ def _simulated(run: Run) -> list[Check]:
 
 
 LOOKS: tuple[Callable[[Run], list[Check]], ...] = (
-    _damage, _status, _rejected, _ghosts, _growing, _saturated, _cold, _ticks, _cap, _recorder, _length_capped, _constants, _few_samples,
+    _damage, _status, _rejected, _ghosts, _growing, _saturated, _cold, _ticks, _early_turns, _cap, _recorder, _length_capped, _constants, _few_samples,
 )  # fmt: skip

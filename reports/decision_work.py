@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from reports.own_time import own_time
 from reports.run import Run
 
 WAITING = "waiting"
@@ -37,7 +38,7 @@ class WorkRow:
     reason: str
     a: int
     b: int
-    a_s: float | None  # seconds, for request-rounds: Σ over requests of the rounds' durations
+    a_s: float | None  # seconds, for request-rounds: Σ over requests of the rounds' own times
     b_s: float | None
     steps: int
     example: int | None  # the request with the largest difference
@@ -179,11 +180,11 @@ def wait_table(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     rounds = (
         run.scan("rounds")
         .sort("round")
-        .select("round", "kind", "stop_waiting", "stop_running", "t_start_s", "t_end_s")
+        .select("round", "kind", "stop_waiting", "stop_running", own_time().alias("own_s"))
         .collect()
     )
     waited = steps.filter(pl.col("wait") > 0)
-    span = (rounds["t_end_s"] - rounds["t_start_s"]).to_numpy()
+    span = rounds["own_s"].to_numpy()
     standing = (
         pl.when(pl.col("stop_running").is_null() & (pl.col("kind") == "prefill")).then(pl.lit("prefill_first"))
         .otherwise(pl.col("stop_running").fill_null("not said"))
@@ -237,7 +238,7 @@ def _own_reasons(
     moved = steps.join(own, on="request", suffix="_own").filter(
         (pl.col("place_own") >= pl.col("ready")) & (pl.col("place_own") < pl.col("place"))
     )
-    seconds = (pl.col("t_end_s") - pl.col("t_start_s")).alias("seconds")
+    seconds = pl.col("own_s").alias("seconds")
     common = [*(pl.col(key) for key in keys), pl.lit(WAITING).alias("what")]
     gained = moved.select(*common, pl.col("own").alias("reason"), pl.lit(1, pl.Int64).alias("rounds"), seconds)
     taken = moved.select(

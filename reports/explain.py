@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import polars as pl
+
 from reports.document import Block, Element, Grid, Heading, Items, Text
 from reports.explain_blocks import BlockPicture, block_picture
 from reports.explain_state import computed_before, known_before, need_log, owners_after, rows_of, view_at
@@ -58,6 +60,7 @@ class RoundExplanation:
     kind: str
     t_start_s: float
     t_end_s: float
+    own_s: float  # t_end_s less the later of t_start_s and the end of the round before
     budget: int | None
     budget_left: int
     free: tuple[int, int, int]  # before, after schedule(), after update()
@@ -80,6 +83,7 @@ def explain_round(run: Run, round_number: int) -> RoundExplanation:
     need_log(run)
     view = view_at(run, round_number)
     row = view.row
+    before = run.scan("rounds").filter(pl.col("round") < round_number).select(pl.col("t_end_s").max()).collect().item()
     everyone = [*view.waiting, *view.running]
     computed, known = computed_before(run, round_number, everyone), known_before(run, round_number, everyone)
 
@@ -95,6 +99,7 @@ def explain_round(run: Run, round_number: int) -> RoundExplanation:
         kind=row["kind"],
         t_start_s=row["t_start_s"],
         t_end_s=row["t_end_s"],
+        own_s=row["t_end_s"] - max(row["t_start_s"], before or 0.0),
         budget=run.token_budget,
         budget_left=row["budget_left"],
         free=(row["free_blocks_start"], row["free_blocks_scheduled"], row["free_blocks_end"]),
@@ -286,7 +291,9 @@ def _some(run: Run, requests: list[int], most: int = 12) -> str:
 def document(explanation: RoundExplanation) -> list[Element]:
     """The explanation in words."""
     e = explanation
-    span = f"{number((e.t_end_s - e.t_start_s) * 1000)} ms, from {e.t_start_s:.6f} s"
+    span = f"{number(e.own_s * 1000)} ms, from {e.t_end_s - e.own_s:.6f} s"
+    if (early := e.t_end_s - e.t_start_s - e.own_s) > 1e-9:  # rounds overlap
+        span += f" (scheduled {number(early * 1000)} ms earlier, while the round before ran)"
     if unit_of([e.clock]).ticks:
         span = f"clock {number(whole(e.t_start_s))} → {number(whole(e.t_end_s))}"
     # A policy of one's own keeps its queue in an order that no record tells.

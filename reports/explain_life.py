@@ -19,6 +19,7 @@ from reports.explain import RoundExplanation, explain_round
 from reports.explain import document as round_document
 from reports.explain_state import hold, need_log, view_at
 from reports.glossary import REASONS, STOPS
+from reports.own_time import own_start
 from reports.run import Run
 from reports.terminal import number
 from reports.treatment import held, label, numbers, preempted, tokens, treatment
@@ -58,7 +59,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class SpikeRound:
-    """A round inside the spike. `share`: of the spike's time."""
+    """A round inside the spike. `duration_s`: its own time there (`own_time`); `share`: of the spike's time."""
 
     round: int
     kind: str
@@ -258,12 +259,13 @@ def _spike(
     span: tuple[float, float],
 ) -> Spike:
     inside = (
-        run.scan("rounds").filter(pl.col("round").is_between(*numbers_)).sort("round")
-        .select("round", "kind", "t_start_s", "t_end_s", (pl.col("prefill_tokens") + pl.col("decode_tokens")).alias("tokens"))
+        run.scan("rounds").sort("round").with_columns(own_start().alias("start_s"))
+        .filter(pl.col("round").is_between(*numbers_))
+        .select("round", "kind", "start_s", "t_end_s", (pl.col("prefill_tokens") + pl.col("decode_tokens")).alias("tokens"))
         .collect()
     )  # fmt: skip
     begin, end = (pl.lit(each) for each in span)
-    part = (pl.min_horizontal("t_end_s", end) - pl.max_horizontal("t_start_s", begin)).clip(lower_bound=0)
+    part = (pl.min_horizontal("t_end_s", end) - pl.max_horizontal("start_s", begin)).clip(lower_bound=0)
     inside = inside.with_columns(part.alias("part"))
     told = (
         inside if inside.height <= MOST_ROUNDS else inside.sort("part", descending=True).head(MOST_ROUNDS).sort("round")

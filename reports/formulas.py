@@ -41,7 +41,7 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "total_token_throughput": ("(total_input_tokens + total_output_tokens) / T", "tokens per second, both ways"),
     "steady": (
         "the same rates between the first and the last moment with concurrency ≥ 0.8 · max_concurrent_requests",
-        "throughput without ramp-up and drain; requests and tokens that end or appear in the window",
+        "throughput without ramp-up and drain; requests and tokens that end or appear in the window; null where it is shorter than a tenth of the run, a peak",
     ),
     "max_concurrent_requests": ("max over time of #{requests: a ≤ time < t_n}", "peak concurrency, by an exact sweep"),
     "request_goodput": ("good / T", "requests per second that met every SLO"),

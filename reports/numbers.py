@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NOT_MEASURED = "–"
 
 
@@ -24,3 +26,27 @@ def share(value: float | None) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 round`, `2,000 rounds`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def signed(text: str) -> str:
+    """With a minus sign in place of a hyphen; nothing has no sign."""
+    return text[1:] if text[1:] == "0.0%" else text.replace("-", "\N{MINUS SIGN}")
+
+
+def change(values: Sequence[float | int | None], as_share: bool = False) -> str:
+    """The second of two values against the first: a share of it, `+53.7%`, or points where both are shares. Else nothing."""
+    if len(values) != 2:
+        return ""
+    first, second = values
+    if first is None or second is None:
+        return ""
+    if first == second:
+        return "same"
+    if as_share:
+        return signed(f"{(second - first) * 100:+.1f} points")
+    return signed(f"{(second - first) / first:+,.1%}") if first else "from 0"
+
+
+def unequal(sizes: Sequence[int | None]) -> bool:
+    """Whether blocks of these sizes are no common measure."""
+    return None not in sizes and len(set(sizes)) > 1

@@ -11,12 +11,12 @@ from typing import Any
 
 from reports.compare import BETTER, ONE_MEASURED, OTHER, SAME, UNKNOWN, WORSE, MetricRow, judge_runs
 from reports.compare_head import is_deterministic
-from reports.numbers import number, share
+from reports.numbers import change, number, share, unequal
 from reports.run import Run
 from reports.summary import Summary
 from reports.terminal import METRIC_NAMES
 from reports.units import whole
-from reports.verdict import highest_percentile, latency, signed, unit_for
+from reports.verdict import highest_percentile, latency, unit_for
 from traces.errors import BenchctlError
 
 SILENT = ("from_run", "num_repeats", "seed", "records")  # of `config`: no figure of a page depends on them
@@ -110,6 +110,11 @@ def differing_settings(runs: Sequence[Run]) -> list[Setting]:
         if name in SILENT:
             continue
         values = [plain(_value(config[name])) if name in config else "does not apply" for config in settings]
+        if name == "num_blocks":
+            values = [
+                f"{value}, one of them the null block" if has_null_block(run) else value
+                for run, value in zip(runs, values, strict=True)
+            ]
         # What one policy alone has, and leaves at its default, is no difference of the runs but of the policies.
         if "does not apply" in values and all(
             _source(config[name]) == "default" for config in settings if name in config
@@ -117,6 +122,12 @@ def differing_settings(runs: Sequence[Run]) -> list[Setting]:
             continue
         add(name, values)
     return out
+
+
+def has_null_block(run: Run) -> bool:
+    """Whether `num_blocks` counts a block that no request can hold, vLLM's null block."""
+    total = run.setting("num_blocks")
+    return isinstance(total, int) and run.usable_blocks == total - 1
 
 
 def _value(entry: Any) -> Any:
@@ -167,7 +178,7 @@ def deltas(summaries: Sequence[Summary], judged: dict[str, MetricRow] | None) ->
         text = tuple(share(value) if as_share else number(value) for value in values)
         best, verdict = _best(judged, key, wanted)
         bars = tuple(abs(value) / most for value in known)
-        out.append(Delta(label, in_unit, text, bars, _change(known, as_share), best, verdict))
+        out.append(Delta(label, in_unit, text, bars, change(known, as_share), best, verdict))
 
     def times(values: Sequence[float | None]) -> list[float | int | None]:
         return [unit.of_ms(value) for value in values]
@@ -198,7 +209,13 @@ def deltas(summaries: Sequence[Summary], judged: dict[str, MetricRow] | None) ->
     add("mixed rounds", "", [o["rounds"]["mixed_share"] for o in ours], "rounds.mixed", NEITHER, as_share=True)
     add("preemptions", "", [o["counters"]["preemptions"] for o in ours], "preemptions", LOWER)
     add("recomputed tokens", "", [o["counters"]["recomputed_tokens"] for o in ours], "recomputed_tokens", LOWER)
-    add("evictions", "blocks", [o["counters"]["evictions"] for o in ours], "evictions", LOWER)
+    sizes = [o["run"]["block_size"] for o in ours]
+    evicted = [o["counters"]["evictions"] for o in ours]
+    if unequal(sizes):  # blocks of unlike size are no common measure
+        evicted = [count * size for count, size in zip(evicted, sizes, strict=True)]
+        add("evictions", "tokens", evicted, "", LOWER)
+    else:
+        add("evictions", "blocks", evicted, "evictions", LOWER)
     add("prefix hit rate", "", [o["prefix_cache"]["hit_rate"] for o in ours], "hit_rate", HIGHER, as_share=True)
     add("refused or unfinished", "requests", [s["failed"] for s in summaries], "finished", LOWER)
     return out
@@ -210,7 +227,7 @@ def _best(judged: dict[str, MetricRow] | None, key: str, wanted: str) -> tuple[i
         return None, wanted
     row = judged.get(key)
     if row is None:
-        return None, "not judged"
+        return None, "not judged" if key else "not judged: counted in blocks of unequal size"
     if row.verdict in (BETTER, WORSE):
         return (1 if row.verdict == BETTER else 0), wanted
     if row.verdict == SAME:
@@ -230,17 +247,3 @@ SHORTER = {
     f"{ONE_MEASURED}, and timing alone may move a count": "one measured run of each; timing alone may move a count",
     "the interval holds 0": "too few requests for so small a difference",
 }
-
-
-def _change(values: Sequence[float], as_share: bool) -> str:
-    if len(values) != 2:
-        return ""
-    first, second = values
-    if first == second:
-        return "same"
-    if as_share:
-        return signed(f"{(second - first) * 100:+.1f} points")
-    if not first:
-        return "from 0"
-    ratio = second / first
-    return f"× {ratio:.2f}" if ratio >= 2 or ratio <= 0.5 else signed(f"{ratio - 1:+.1%}")

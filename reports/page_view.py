@@ -10,6 +10,8 @@ import polars as pl
 from reports import glossary
 from reports.blockmap import GRID_ROUNDS, MAX_BLOCKS, BlockGrid, block_grid
 from reports.cache import CacheUse, cache_use
+from reports.load import arrivals_text
+from reports.page_pair import has_null_block
 from reports.page_pool import pool_shares
 from reports.roofline import Ceilings, Use, ceilings_of, device_use
 from reports.run import Run
@@ -93,19 +95,40 @@ def _facts(run: Run, summary: Summary) -> list[tuple[str, str]]:
     model = run.manifest.get("model")
     model = model.get("name") if isinstance(model, dict) else model
     budget = f"{number(run.token_budget)} tokens, {number(run.max_num_seqs)} sequences"
-    arrivals, load = run.manifest.get("arrivals"), run.manifest.get("load")
     facts = [
         ("policy", identity["policy"] or run.scheduler),
         ("engine", " · ".join(str(part) for part in (run.engine, model, run.manifest.get("dtype")) if part)),
         ("device", _device(run)),
         ("clock", run.clock),
-        ("arrivals", " · ".join(str(part) for part in (arrivals, f"{load} loop" if load else None) if part)),
-        ("KV pool", f"{number(run.usable_blocks)} blocks of {number(run.block_size)} tokens"),
+        ("arrivals", arrivals_text(run)),
+        ("weights", _weights(run)),
+        ("outputs", _outputs(run)),
+        ("KV pool", _pool(run)),
         ("budget", budget),
         ("cache", _cache_state(run)),
         ("status", run.status),
     ]
     return [(label, shortened(str(value))) for label, value in facts if value not in (None, "")]
+
+
+def _weights(run: Run) -> str | None:
+    """Of an engine that computes: whether the model's own weights were loaded."""
+    if run.engine != "torch":
+        return None
+    how = run.setting("load_format")
+    return "random (--load-format dummy): times are real, tokens mean nothing" if how == "dummy" else how
+
+
+def _outputs(run: Run) -> str | None:
+    how = run.setting("outputs")
+    if how == "forced":
+        return "as many tokens as the trace says, fed from it (--outputs forced)"
+    return None if how is None else str(how)
+
+
+def _pool(run: Run) -> str:
+    text = f"{number(run.usable_blocks)} blocks of {number(run.block_size)} tokens"
+    return text + (", and the null block" if has_null_block(run) else "")
 
 
 def _cache_state(run: Run) -> str | None:

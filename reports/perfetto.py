@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from reports.own_time import own_scheduled, own_start
 from reports.phases import phases
 from reports.run import Run
 
@@ -33,8 +34,10 @@ def events(run: Run, name: str, place: int = 0) -> Iterator[Event]:
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"{name} {what}"}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
     yield {"ph": "M", "pid": engine, "tid": 0, "name": "thread_name", "args": {"name": "rounds"}}
-    for row in run.scan("rounds").sort("round").collect().iter_rows(named=True):
-        begin = micros(row["t_start_s"])
+    # Slices of one track may not overlap: where rounds do, a slice begins where the one before ends; t_start_s is an argument.
+    rounds = run.scan("rounds").sort("round").with_columns(own_start().alias("_start"))
+    for row in rounds.collect().iter_rows(named=True):
+        begin = micros(row.pop("_start"))
         end = micros(row["t_end_s"])
         arguments = {key: value for key, value in row.items() if value is not None and key not in LEFT_OUT}
         yield {"ph": "X", "pid": engine, "tid": 0, "name": row["kind"], "cat": "round", "ts": begin, "dur": round(end - begin, 3), "args": arguments}  # fmt: skip
@@ -55,7 +58,7 @@ def events(run: Run, name: str, place: int = 0) -> Iterator[Event]:
 
 def _instants(run: Run, pid: int) -> Iterator[Event]:
     """Preemptions one by one; evictions as one instant for each round and request, with their number."""
-    at = run.scan("rounds").select("round", "t_scheduled_s")
+    at = run.scan("rounds").sort("round").select("round", own_scheduled().alias("at_s"))
     told = run.scan("decisions").filter(pl.col("kind").is_in(["preempt", "evict"])).join(at, on="round")
     lost = told.filter(pl.col("kind") == "preempt").sort("round", "order").collect()
     for row in lost.iter_rows(named=True):
@@ -65,11 +68,11 @@ def _instants(run: Run, pid: int) -> Iterator[Event]:
         arguments |= {"request": run.ids[row["request"]]}
         if row["other"] is not None:
             arguments["for"] = run.ids[row["other"]]
-        yield {"ph": "i", "s": "p", "pid": pid, "tid": 0, "name": "preempt", "ts": micros(row["t_scheduled_s"]), "args": arguments}  # fmt: skip
-    gone = told.filter(pl.col("kind") == "evict").group_by("round", "request", "t_scheduled_s").len("blocks").sort("round", "request").collect()  # fmt: skip
+        yield {"ph": "i", "s": "p", "pid": pid, "tid": 0, "name": "preempt", "ts": micros(row["at_s"]), "args": arguments}  # fmt: skip
+    gone = told.filter(pl.col("kind") == "evict").group_by("round", "request", "at_s").len("blocks").sort("round", "request").collect()  # fmt: skip
     for row in gone.iter_rows(named=True):
         arguments = {"round": row["round"], "request": run.ids[row["request"]], "blocks": row["blocks"]}
-        yield {"ph": "i", "s": "p", "pid": pid, "tid": 0, "name": "evict", "ts": micros(row["t_scheduled_s"]), "args": arguments}  # fmt: skip
+        yield {"ph": "i", "s": "p", "pid": pid, "tid": 0, "name": "evict", "ts": micros(row["at_s"]), "args": arguments}  # fmt: skip
 
 
 def write_perfetto(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from reports.own_time import own_scheduled, own_start
 from reports.run import Run
 
 PHASES = ("queued", "prefill", "decode", "stalled", "preempted")
@@ -13,7 +14,8 @@ def phases(run: Run) -> pl.DataFrame:
     """request, phase, begin_s, end_s of every stretch that took time, requests in order of arrival. Refused ones have none.
 
     Stalled: between two rows of a request without a preemption, where rounds passed it by. Preempted: from the round that
-    took its blocks to the round that gave it new ones. Both need batches and decisions, and lie inside prefill or decode.
+    took its blocks to the round that gave it new ones, each from when it takes effect (`own_time`). Both need batches and
+    decisions, and lie inside prefill or decode.
     """
     end = run.duration_s
     ended = run.scan("requests").select("request", "status", "first_scheduled_s", "first_token_s", "finished_s")
@@ -32,7 +34,7 @@ def phases(run: Run) -> pl.DataFrame:
             there.select("request", pl.lit(phase).alias("phase"), pl.col(begin).alias("begin_s"), pl.col(stop).fill_null(end).alias("end_s"))
         )  # fmt: skip
     rounds = run.scan("rounds").sort("round").select(
-        "round", "t_start_s", "t_scheduled_s", "t_end_s", pl.int_range(pl.len()).alias("place")
+        "round", own_start().alias("start_s"), own_scheduled().alias("at_s"), "t_end_s", pl.int_range(pl.len()).alias("place")
     )  # fmt: skip
     rows = (
         run.scan("batches")
@@ -45,18 +47,16 @@ def phases(run: Run) -> pl.DataFrame:
         pl.col("t_end_s").shift(1).over("request").alias("begin_s"),
     ).filter((pl.col("place") - pl.col("before") > 1) & pl.col("cached_tokens").is_null())
     out.append(
-        gaps.select(
-            "request", pl.lit("stalled").alias("phase"), "begin_s", pl.col("t_start_s").alias("end_s")
-        ).collect()
+        gaps.select("request", pl.lit("stalled").alias("phase"), "begin_s", pl.col("start_s").alias("end_s")).collect()
     )
     changes = (
         run.scan("decisions").filter(pl.col("kind").is_in(["preempt", "resume"])).select("request", "round", "kind", "order")
         .join(rounds, on="round").sort("request", "round", "order")
-        .with_columns(pl.col("t_scheduled_s").shift(-1).over("request").fill_null(end).alias("end_s"))
+        .with_columns(pl.col("at_s").shift(-1).over("request").fill_null(end).alias("end_s"))
     )  # fmt: skip
     out.append(
         changes.filter(pl.col("kind") == "preempt")
-        .select("request", pl.lit("preempted").alias("phase"), pl.col("t_scheduled_s").alias("begin_s"), "end_s")
+        .select("request", pl.lit("preempted").alias("phase"), pl.col("at_s").alias("begin_s"), "end_s")
         .collect()
     )
     order = seen.select("request", "arrival_s")

@@ -7,6 +7,7 @@ Times are float64 seconds since the run began on the run's clock, except `schedu
 
 Schema history (SCHEMA_VERSION):
 1 (2026-11-30): first version.
+2 (2026-11-30): where rounds overlap, stalled_s and preempted_s count each moment once (`own_time`); the columns are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import polars as pl
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # table -> column -> (dtype, meaning with unit and when it is null)
 TABLES: dict[str, dict[str, tuple[type[pl.DataType], str]]] = {
@@ -49,7 +50,10 @@ TABLES: dict[str, dict[str, tuple[type[pl.DataType], str]]] = {
         "discarded_tokens": (pl.Int64, "computed tokens lost to preemption"),
         "recomputed_tokens": (pl.Int64, "tokens scheduled at positions that had been computed before"),
         "preemptions": (pl.Int64, "times it was preempted"),
-        "stalled_s": (pl.Float64, "time it was running in rounds that did not compute it, seconds"),
+        "stalled_s": (
+            pl.Float64,
+            "own time of the rounds in which it was running and that did not compute it, seconds",
+        ),
         "preempted_s": (pl.Float64, "time without blocks after preemptions, seconds"),
     },
     "rounds": {

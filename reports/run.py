@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from reports import records
+from reports.own_time import charged
 from reports.packed import folder_of, origin_of
 from traces.errors import BenchctlError
 
@@ -35,6 +36,8 @@ class Run:
 
     def scan(self, table: str) -> pl.LazyFrame:
         """The logical table, lazily (`records.scan`)."""
+        if table == "requests" and self._charged_twice:
+            return self.read(table).lazy()
         if table in self._frames:
             return self._frames[table].lazy()
         return records.scan(self.path, table)
@@ -43,7 +46,10 @@ class Run:
         """The whole logical table in memory."""
         if table not in self._frames:
             try:
-                self._frames[table] = records.scan(self.path, table).collect()
+                frame = records.scan(self.path, table).collect()
+                if table == "requests" and self._charged_twice:
+                    frame = self._charge_once(frame)
+                self._frames[table] = frame
             except (pl.exceptions.PolarsError, OSError) as error:
                 raise BenchctlError(
                     f"table {table} cannot be read: {str(error).splitlines()[0]}",
@@ -51,6 +57,18 @@ class Run:
                     fix="the folder is damaged; replay again",
                 ) from None
         return self._frames[table]
+
+    @property
+    def _charged_twice(self) -> bool:
+        """Whether stalled_s and preempted_s were summed from the whole durations of rounds that overlap (schema 1)."""
+        version = self.manifest.get("schema_version", records.SCHEMA_VERSION)
+        return bool(self.manifest.get("overlapped")) and isinstance(version, int) and version < 2
+
+    def _charge_once(self, requests: pl.DataFrame) -> pl.DataFrame:
+        """In own times, as schema 2 has them; null where the run did not record what that takes."""
+        if not self.has("batches"):
+            return requests.with_columns(pl.lit(None, pl.Float64).alias(name) for name in ("stalled_s", "preempted_s"))
+        return charged(requests, *(self.scan(table) for table in ("rounds", "batches", "decisions")))
 
     def has(self, table: str) -> bool:
         """Whether this run recorded the table (it may still have no rows)."""

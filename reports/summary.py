@@ -13,11 +13,14 @@ import polars as pl
 from reports import metrics
 from reports.checks import checks
 from reports.formulas import FORMULAS
+from reports.load import load_facts
 from reports.metrics import Distribution
 from reports.run import Run
 
 DEFAULT_METRICS = ("ttft", "tpot", "itl", "e2el")
 DEFAULT_PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+
+STEADY_LEAST = 0.1  # of the run: a window shorter than that is a peak, not a steady state
 
 Summary = dict[str, Any]
 
@@ -56,6 +59,7 @@ def summarize(
         "run": _identity(run),
         "requests": statuses | {"total": metrics.num_requests(run), "reasons": _reasons(run)},
         "latency": {name: _distribution_ms(values) for name, values in spread.items()},
+        "load": load_facts(run),
         "steady": _steady(run),
         "slo": {"limits_ms": slo, "good": attained[0], "attainment": attained[0] / attained[1] if attained[1] else None}
         if attained
@@ -164,9 +168,12 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _steady(run: Run) -> dict[str, float | None] | None:
-    window = metrics.steady_throughput(run)
-    if window is None:
+    """Rates of the steady window; None where there is none, or where it is a peak of less than STEADY_LEAST of the run."""
+    span = metrics.steady_window(run)
+    if span is None or span[1] - span[0] < STEADY_LEAST * run.duration_s:
         return None
+    window = metrics.steady_throughput(run)
+    assert window is not None, span
     return {
         "begin_s": window.begin_s,
         "end_s": window.end_s,

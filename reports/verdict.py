@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.numbers import NOT_MEASURED, number, plural, share
-from reports.summary import Summary
+from reports.numbers import NOT_MEASURED, change, number, plural, share, unequal
+from reports.summary import STEADY_LEAST, Summary
 from reports.terminal import METRIC_NAMES
 from reports.units import Unit, unit_of, whole
 
@@ -65,7 +65,9 @@ def sentences(summaries: Sequence[Summary], names: Sequence[str], unsure: bool =
         if said:
             out.append(_capital("; ".join(said)) + ".")
     if unsure and len(summaries) > 1:
-        out[-1] += " Each policy ran once and its times were measured, so a repeat may turn differences round."
+        out[-1] += (
+            " Each policy ran once and its times were measured, so a repeat may turn differences round: replay with --num-repeats 5."
+        )
     return out
 
 
@@ -75,6 +77,8 @@ def _capital(text: str) -> str:
 
 
 def _finished(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) -> str:
+    if all(summary["benchctl"]["load"]["kept_up"] for summary in summaries):
+        return _kept_up(summaries, names, unit)
     parts = []
     for summary, name in zip(summaries, names, strict=True):
         requests, slo = summary["benchctl"]["requests"], summary["benchctl"]["slo"]
@@ -85,6 +89,24 @@ def _finished(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) ->
             f"{name} finished {requests['finished']:,} of {plural(requests['total'], 'request')} in {unit.duration(summary['duration'])}{speed}{met}"
         )
     return "; ".join(parts) + "."
+
+
+def _kept_up(summaries: Sequence[Summary], names: Sequence[str], unit: Unit) -> str:
+    """Of an open load that every run finished as it came: throughput is that of the arrivals, and says nothing of the policies."""
+    load = summaries[0]["benchctl"]["load"]
+    count = plural(summaries[0]["benchctl"]["requests"]["total"], "request")
+    after = [unit.duration(summary["benchctl"]["load"]["after_last_arrival_s"]) for summary in summaries]
+    when = after[0] if len(set(after)) == 1 else " and ".join(after)
+    rates = [number(summary["output_throughput"]) for summary in summaries]
+    per = "round" if unit.ticks else "second"
+    who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    slos = [(summary["benchctl"]["slo"] or {}).get("attainment") for summary in summaries]
+    met = "" if None in slos else f" {' and '.join(share(one) for one in slos)} of all were within the SLOs."
+    return (
+        f"Arrivals set the throughput: {who} finished all {count} as fast as they came, {number(load['offered_request_rate'])} a {per} for "
+        f"{unit.duration(load['arrivals_s'])}, and ended {when} after the last; {' and '.join(rates)} output tokens a {per} are no limit of "
+        f"{'the policy' if len(names) == 1 else 'any policy'}.{met}"
+    )
 
 
 def _compared(summaries: Sequence[Summary], names: Sequence[str], metric: str, unit: Unit) -> str | None:
@@ -185,34 +207,16 @@ def cards(summaries: Sequence[Summary]) -> list[Card]:
     return out
 
 
-def signed(text: str) -> str:
-    """With a minus sign in place of a hyphen; nothing has no sign."""
-    return text[1:] if text[1:] == "0.0%" else text.replace("-", "\N{MINUS SIGN}")
-
-
-def _change(values: Sequence[float | None]) -> str:
-    if len(values) != 2:
-        return ""
-    first, second = values
-    if first is None or second is None:
-        return ""
-    if first == second:
-        return "same"
-    if not first:
-        return ""
-    return signed(f"{(second - first) / first:+.1%}")
-
-
 def lines(summaries: Sequence[Summary]) -> list[Line]:
     """The summary table, every figure that the terminal prints and the split of latency."""
     ours = [summary["benchctl"] for summary in summaries]
     unit = unit_for(summaries)
     out: list[Line] = []
 
-    def row(label: str, values: Sequence[float | int | None], as_share: bool = False) -> None:
+    def row(label: str, values: Sequence[float | int | None], as_share: bool = False, against: bool = True) -> None:
         text = tuple(share(value) if as_share else number(value) for value in values)
         if any(value != NOT_MEASURED for value in text):
-            out.append(Line(label, text, _change(values)))
+            out.append(Line(label, text, change(values, as_share) if against else ""))
 
     def of(*keys: str) -> list[Any]:
         found: list[Any] = list(ours)
@@ -243,6 +247,9 @@ def lines(summaries: Sequence[Summary]) -> list[Line]:
         ("total_token_throughput", f"total tokens/{unit.per_second}"),
     ):
         row(label, [s[key] for s in summaries])
+    if not any(of("steady")) and any(s["duration"] for s in summaries):
+        least = f"under {STEADY_LEAST:.0%} of the run"
+        out.append(Line("steady window", tuple(least for _ in summaries)))
     row(f"output tokens/{unit.per_second}, steady window", of("steady", "output_throughput"))
     spans(f"steady window begins, {unit.span}", of("steady", "begin_s"))
     spans(f"steady window ends, {unit.span}", of("steady", "end_s"))
@@ -255,7 +262,9 @@ def lines(summaries: Sequence[Summary]) -> list[Line]:
     row("tokens a round, mean", of("rounds", "tokens_per_round", "mean"))
     row("budget use", of("rounds", "budget_use"), as_share=True)
     out.append(Line("Memory and cache"))
-    row("usable blocks", of("run", "usable_blocks"))
+    sizes = of("run", "block_size")
+    unlike = unequal(sizes)  # then blocks are no common measure, and what is evicted or held is said in tokens
+    row("usable blocks", of("run", "usable_blocks"), against=not unlike)
     row("block size, tokens", of("run", "block_size"))
     for key, label in (
         ("peak_blocks", "peak blocks"),
@@ -264,7 +273,11 @@ def lines(summaries: Sequence[Summary]) -> list[Line]:
         ("recomputed_tokens", "recomputed tokens"),
         ("evictions", "evictions"),
     ):
-        row(label, of("counters", key))
+        counts = of("counters", key)
+        if unlike and key in ("peak_blocks", "evictions"):
+            counts = [None if n is None else n * size for n, size in zip(counts, sizes, strict=True)]
+            label += ", in tokens"
+        row(label, counts)
     row("prefix tokens looked up", of("prefix_cache", "queried_tokens"))
     row("prefix tokens hit", of("prefix_cache", "hit_tokens"))
     row("prefix hit rate", of("prefix_cache", "hit_rate"), as_share=True)

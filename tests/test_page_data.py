@@ -238,7 +238,7 @@ def test_deltas_call_better_what_compare_calls_better(nano: Run) -> None:
     slower["output_throughput"] = summary["output_throughput"] * 1.2
     found = {delta.label: delta for delta in deltas([summary, slower], judge([nano, nano], [summary, slower]))}
     # Five requests carry no interval, so a latency is not called better; what the run did as a whole is exact.
-    assert (found["ITL p50"].best, found["ITL p50"].change) == (None, "× 2.00")
+    assert (found["ITL p50"].best, found["ITL p50"].change) == (None, "+100.0%")
     assert found["ITL p50"].verdict == "can't tell beyond these few requests"
     assert (found["output throughput"].best, found["output throughput"].change) == (1, "+20.0%")
     assert all(delta.best is None for delta in deltas([summary, slower, slower], None))

@@ -47,7 +47,7 @@ def test_markdown_says_the_verdict_the_differences_and_every_round(pair: Path) -
     runs = [open_run(pair / name) for name in ("nano", "vllm")]
     text = markdown(runs, ["nano", "vllm"])
     assert text.startswith("## Replay of a-test: nano and vllm\n\nnano finished 5 of 5 requests in 24 rounds")
-    assert "| ITL p95, rounds | 3 | 1 | × 0.33 | can't tell beyond these few requests |" in text
+    assert "| ITL p95, rounds | 3 | 1 | −66.7% | can't tell beyond these few requests |" in text
     assert (
         "| 6 | – | R1 … R5 | decode R1 R2 R3 R4 | R3 crosses a block edge with none free → R5, the newest, is preempted for it | 0 → 1 → 0 |"
         in text

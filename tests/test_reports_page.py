@@ -137,8 +137,8 @@ def test_settings_that_differ_are_listed_and_the_better_run_named(page: Page) ->
     text = " ".join(" ".join(page.text).split())
     assert re.search(r"The runs differ in \d settings", text) and "scheduler nano vllm" in text
     assert "policy nano-vllm bb823b3 vllm 0.33.0, synchronous" in text
-    assert re.search(r"ITL p95, rounds 3 1 × 0.33 can.t tell beyond these few requests", text)
-    assert re.search(r"preemptions 1 0 × 0.00 vllm lower is better", text)
+    assert re.search(r"ITL p95, rounds 3 1 −66.7% can.t tell beyond these few requests", text)
+    assert re.search(r"preemptions 1 0 −100.0% vllm lower is better", text)
     assert re.search(r"rounds 24 \d+ \S+ neither", text)
 
 
