@@ -436,3 +436,56 @@ def test_a_clock_of_rounds_is_read_in_rounds(browser: Browser, tmp_path: Path) -
             words = tab.evaluate(f"document.querySelector('{part}').innerText")
             assert not re.search(r"[\d,] ms\b|\d s\b", words), part
         assert tab.trouble() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 900), (390, 700)])
+def test_a_round_s_link_brings_its_row_and_its_detail_into_view(
+    browser: Browser, busy: Path, width: int, height: int
+) -> None:
+    with browser.page(busy / "report.html", width=width, height=height, touch=width < 600) as tab:
+        # A search that leaves the round out does not hide it.
+        tab.evaluate(
+            "{ const find = document.querySelector('#why-find'); find.value = 'nosuchthing'; find.dispatchEvent(new Event('input')); }"
+        )
+        links = tab.evaluate("[...document.querySelectorAll('.pointers [data-goto]')].map((link) => link.dataset.goto)")
+        assert links
+        for k, target in enumerate(links):
+            tab.evaluate(f"document.querySelectorAll('.pointers [data-goto]')[{k}].click()")
+            tab.settle()
+            number = int(target.split(":")[1])
+            row, box, inside = tab.evaluate(
+                "[document.querySelector('.vrow.chosen'), document.querySelector('.inspector'), document.querySelector('.vlist')]"
+                ".map((one) => { const at = one.getBoundingClientRect(); return [at.top, at.bottom, one.firstElementChild.textContent]; })"
+            )
+            assert row[2] == f"{number:,}"
+            assert max(inside[0], 0) <= row[0] and row[1] <= min(inside[1], height), (row, inside)
+            assert (
+                0 < box[0] < height / 2
+                and tab.evaluate("document.querySelector('.inspector h3').textContent") == f"Round {number:,}"
+            )
+        assert tab.trouble() == []
+
+
+def test_what_is_the_same_in_every_round_is_a_line_and_not_a_strip(browser: Browser, busy: Path, pair: Path) -> None:
+    strips = {"kind": "Kind", "stop_waiting": "Waiting loop stopped for", "stop_running": "Running loop stopped for"}
+    told = set()
+    for page, folders in ((busy, ["vllm"]), (pair, ["nano", "vllm"])):
+        with browser.page(page / "report.html") as tab:
+            for place, folder in enumerate(folders):
+                rounds = open_run(page / folder).read("rounds")
+                box = f"document.querySelector('.lanes[data-run=\"{place}\"]')"
+                lanes = dict(
+                    tab.evaluate(
+                        f"[...{box}.querySelectorAll('.lane')].map((lane) => [lane.dataset.lane, [...lane.querySelectorAll('.key')].map((key) => key.textContent)])"
+                    )
+                )
+                line = tab.evaluate(f"{box}.querySelector('.same')?.textContent || ''")
+                for column, title in strips.items():
+                    words = rounds[column].unique().to_list()
+                    if len(words) > 1:
+                        assert set(lanes[title]) == {word or "did not run" for word in words}
+                        told.add(None in words)
+                    else:
+                        assert title not in lanes
+                        assert words == [None] or f"{title[0].lower()}{title[1:]} {words[0]}" in line
+    assert told == {True, False}  # a loop that did not run in some rounds has a key of its own
