@@ -132,4 +132,4 @@ def causes_text(found: GapCauses, under: str, unit: Unit) -> str:
         return f"{under}{'one' if under else 'One'} gap is much longer than the median, {unit.said(found.least_s * 1000)}: its request {told[0][2]}{eager}."
     parts = [f"{'all' if count == found.num_gaps else f'{count:,}'} {text}" for count, text, _ in told]
     eager = f"; {graph} of them lay mostly in rounds without a CUDA graph (eager)" if graph else ""
-    return f"{under}{'of' if under else 'Of'} the {found.num_gaps:,} longest gaps ({unit.said(found.least_s * 1000)} and more) {', '.join(parts)}{eager}."
+    return f"{under}{'of' if under else 'Of'} the {found.num_gaps:,} longest gaps (within the longest {LONGEST:.0%}, {unit.said(found.least_s * 1000)} and more) {', '.join(parts)}{eager}."
