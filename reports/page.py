@@ -136,11 +136,13 @@ def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "formulas": [(name, *entry) for name, entry in FORMULAS.items()],
         "symbols": SYMBOLS,
         "percentile_rule": PERCENTILE_RULE,
+        "overlapped": [name for run, name in zip(runs, names, strict=True) if run.manifest.get("overlapped")],
         "glossary": {
             "decisions": glossary.DECISION_KINDS,
             "reasons": glossary.REASONS,
             "stops": glossary.STOPS,
             "block events": glossary.BLOCK_EVENTS,
+            "times": glossary.TIMES,
         },
         "columns": glossary.columns(),
         "style": Markup(_asset("style.css")),

@@ -20,6 +20,7 @@ from reports.queues import walk
 from reports.rounds import round_texts
 from reports.run import Run, open_run
 from tests.browser import CHROMIUM, Browser, Tab
+from tests.command_line import call, rows, write_trace
 from tests.fake_run import record_golden, record_run, request_of
 from tests.test_reports_page import HOSTILE_IDS, hostile_run
 
@@ -169,6 +170,28 @@ def test_phases_of_a_request_add_up_to_what_was_recorded(browser: Browser, pair:
         assert spent.get("queued", 0) == pytest.approx(row["first_scheduled_s"] - row["arrival_s"]), row["id"]
     # R5 loses its block in round 6 and gets one again in round 10.
     assert [piece[1:] for piece in phases[4] if piece[0] == "preempted"] == [[5.0, 9.0, 5]]
+
+
+def test_where_rounds_overlap_the_timeline_counts_no_moment_twice(
+    browser: Browser, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows(*((0.004 * i, 150 + 7 * i % 300, 60 + i % 50) for i in range(60))))
+    command = ["replay", trace, "--scheduler", "nano", "--engine", "simulated", "--profile", "h200-qwen3-0.6b", "--num-blocks", 257, "--block-size", 16]  # fmt: skip
+    assert call(capfd, *command, "--max-num-batched-tokens", 512, "--out", tmp_path / "runs").code == 0
+    run = open_run(tmp_path / "runs" / "nano")
+    told = run.read("requests").sort("request")
+    assert run.manifest["overlapped"] and told["preemptions"].sum() and told["stalled_s"].sum()
+    with browser.page(tmp_path / "runs" / "report.html") as tab:
+        lives = tab.evaluate("Array.from({ length: 60 }, (_, row) => benchctl.phases(benchctl.runs[0], row))")
+        assert "Rounds overlap: decisions are those of a synchronous scheduler" in tab.evaluate("document.querySelector('#rounds').textContent")  # fmt: skip
+        assert not tab.trouble()
+    for row, mine in zip(told.iter_rows(named=True), lives, strict=True):
+        spent: dict[str, float] = {}
+        for phase, begin, end, _ in mine:
+            spent[phase] = spent.get(phase, 0) + end - begin
+        # Idle time between rounds is drawn as stalled, too; here there is none. Times of the page are microseconds.
+        assert spent.get("stalled", 0) == pytest.approx(row["stalled_s"], abs=2e-4), row["id"]
+        assert spent.get("preempted", 0) == pytest.approx(row["preempted_s"], abs=2e-5), row["id"]
 
 
 # -- what it draws and does

@@ -157,12 +157,18 @@
     const forward = { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - run.scheduled[i]) * 1000 };
     const parts = [["schedule_s", "h-schedule"], ["prepare_s", "h-prepare"], ["device_s", "h-device"], ["update_s", "h-update"], ["record_s", "h-record"]].filter(([column]) => run.has(column));
     const durations = measured || ticks ? parts.map(([column, colour]) => ({ name: column.slice(0, -2), colour, of: host(column) })) : [forward];
+    // Where rounds overlap the host works beside the device: lines, as a stack would add them up.
+    const beside = measured && run.facts.overlapped && [
+      { name: "own time", colour: "c-mixed", of: (i) => (run.end[i] - run.begin[i]) * 1000 },
+      { name: "host", colour: "h-schedule", of: (i) => parts.reduce((sum, [column]) => sum + (column === "device_s" ? 0 : host(column)(i)), 0) },
+      { name: "device", colour: "h-device", of: host("device_s") },
+    ];
     const timeUnit = measured ? "ms a round" : ticks ? "host, ms a round" : "ms a round, by the engine's formula";
     const lanes = [
       { title: "Batch", unit: "tokens", height: 120, keys: batch, note: budget ? `budget ${B.int(budget)}` : "", draw: (plane) => stack(plane, run, batch, { mark: budget, least: 1.5 }) },
       { title: "KV pool", unit: "blocks after the round", height: 84, keys: pool, note: total ? `${B.int(total)} blocks` : "", draw: (plane) => stack(plane, run, pool, { most: height, lasting: true }) },
       { title: "Queues", unit: "requests after the round", height: 84, keys: queues, draw: (plane) => { lines(plane, run, queues); return 1; } },
-      { title: "Time", unit: timeUnit, height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
+      { title: "Time", unit: timeUnit, height: 72, keys: beside || durations, draw: (plane) => (beside ? (lines(plane, run, beside), 1) : stack(plane, run, durations)) },
     ];
     const same = [];
     // A lane of its own: what the budget bounds is computed, and what is not would dwarf it.
@@ -184,7 +190,7 @@
     const facts = [
       `${text.kind}, ${B.int(value("num_seqs"))} sequence${value("num_seqs") === 1 ? "" : "s"}`, tokens.join(" + ") || "nothing fed",
       `free blocks ${B.freeText(run, i)}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}`, `running ${B.int(value("running"))}, waiting ${B.int(value("waiting"))}`,
-      B.logical ? B.moment(run.end[i]) : `${B.ms(run.end[i] - run.start[i])} from ${B.moment(run.start[i])}`,
+      B.logical ? B.moment(run.end[i]) : `${B.ms(run.end[i] - run.begin[i])} from ${B.moment(run.begin[i])}`,
     ];
     return [`Round ${B.int(run.round[i])}`, facts.join(" · "), [text.batch, text.why].filter(Boolean).join(" — ")];
   };

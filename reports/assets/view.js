@@ -119,7 +119,7 @@
   B.setCursor = (at) => { view.cursor = at; tell("cursor", at); };
 
   // Where round i begins and ends on the axis.
-  B.left = (run, i) => (view.axis === "round" ? run.round[i] - 0.5 : run.start[i]);
+  B.left = (run, i) => (view.axis === "round" ? run.round[i] - 0.5 : run.begin[i]);
   B.right = (run, i) => (view.axis === "round" ? run.round[i] + 0.5 : run.end[i]);
   B.indexAt = (run, at) => (view.axis === "round" ? run.placeOfRound(Math.round(at)) : run.placeOfTime(at));
   // A moment on the axis: by rounds, in proportion inside its round.
@@ -135,7 +135,7 @@
   B.windowTimes = (run) => {
     if (view.axis === "time" || !run.n) return [view.lo, view.hi];
     const [from, to] = view.whole.round;
-    return [view.lo <= from ? 0 : run.start[B.indexAt(run, Math.ceil(view.lo))], view.hi >= to ? Infinity : run.end[B.indexAt(run, Math.floor(view.hi))]];
+    return [view.lo <= from ? 0 : run.begin[B.indexAt(run, Math.ceil(view.lo))], view.hi >= to ? Infinity : run.end[B.indexAt(run, Math.floor(view.hi))]];
   };
 
   // -- the chosen round

@@ -89,7 +89,7 @@
       ["prefix cache", value("queried_tokens") ? `${B.int(value("cached_tokens"))} of ${B.int(value("queried_tokens"))} tokens looked up were hit` : "nothing looked up"],
       ["free blocks", `${B.freeText(run, i)}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}; ${B.int(value("cached_free_blocks"))} of the free ones hold reusable KV`],
       ["loops", ["stop_running", "stop_waiting"].map((column) => { const word = run.word("rounds", column, i); return `${column === "stop_running" ? "running" : "waiting"}: ${word === null ? "did not run" : `${word} (${B.meta.stops[word] || "?"})`}`; }).join("; ")],
-      ["time", `${B.stretch(run.start[i], run.end[i])}${B.logical ? "" : `, ${B.ms(run.end[i] - run.start[i])}`}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
+      ["time", `${B.stretch(run.begin[i], run.end[i])}${B.logical ? "" : `, ${B.ms(run.end[i] - run.begin[i])}`}${run.begin[i] - run.start[i] > 1e-9 && !B.logical ? `, scheduled ${B.ms(run.begin[i] - run.start[i])} earlier while the round before ran` : ""}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
     ];
     const host = ["schedule_s", "prepare_s", "device_s", "update_s", "record_s"].filter((column) => value(column) !== null).map((column) => `${column.slice(0, -2)} ${B.hostMs(value(column) / 1e6)}`);
     if (host.length) pairs.push(["host and device", host.join(", ")]);
