@@ -4,23 +4,21 @@ rounds made the longest gaps between tokens. Every sentence stands on figures of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
 from reports import glossary
+from reports.first_tokens import first_tokens, mechanism, slowest_rounds
+from reports.gap_causes import causes_text, gap_causes
 from reports.numbers import plural, share
 from reports.run import Run
-from reports.spikes import SlowStart, Spike
+from reports.spikes import SLOWEST, SlowStart, Spike
 from reports.summary import Summary
 from reports.units import Unit
 from reports.verdict import highest_percentile, latency, unit_for
 
-LONGEST = 0.01  # share of the gaps whose causes are counted
-MUCH_LONGER = 1.5  # times the median: what is less is no spike
 ROUNDS_NAMED = 3  # of each run
 NEAR = 0.01  # relative difference below which first tokens are called as early
 
@@ -39,19 +37,6 @@ class Answer:
     question: str
     paragraphs: tuple[str, ...]
     rounds: tuple[Pointer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GapCauses:
-    """The longest gaps of a run by what made them; each gap is counted once, for the first that is true of it."""
-
-    num_gaps: int
-    least_s: float
-    preempted: int  # its request lost its blocks
-    passed_by_prefill: int  # rounds that did not compute it prefilled others
-    passed_by: int  # rounds that did not compute it, without prefill
-    shared: int  # its own round fed prefill tokens too
-    own: int  # its own round only decoded
 
 
 def answers(
@@ -108,6 +93,9 @@ def _first_tokens(
         f"{_capital(how)} is {unit.said(values[place])} under {names[place]} and {unit.said(values[other])} under {names[other]}. "
         + _apart(summaries[place], summaries[other], names[place], names[other], unit)
     ]
+    how_given = [first_tokens(runs[k]) for k in (place, other)]
+    if how_given[0] is not None and how_given[1] is not None:
+        said += mechanism(how_given[0], how_given[1], (names[place], names[other]), unit)
     found = slow[place]
     assert found is not None
     more, pointers = _slowest(runs[place], names[place], summaries[place], found, place, unit)
@@ -157,7 +145,12 @@ def _slowest(
     held = _first_hold(run, found.worst[0]) if found.worst else None
     label = run.labels.get(found.worst[0], f"#{found.worst[0]}") if found.worst else ""
     pointers = [Pointer(place, held[0], f"{label}, the slowest of all, {held[1]}")] if held else []
-    return [said + "."], pointers
+    out = [said + "."]
+    slowest, everyone = first_tokens(run, SLOWEST), first_tokens(run)
+    if not one and slowest is not None and everyone is not None:
+        longer = slowest_rounds(slowest, everyone, unit)
+        out[0] += f" {longer}" if longer else ""
+    return out, pointers
 
 
 def _first_hold(run: Run, request: int) -> tuple[int, str] | None:
@@ -192,36 +185,6 @@ def _stops_of_both(summaries: Sequence[Summary], names: Sequence[str], reason: s
 # -- gaps
 
 
-def gap_causes(run: Run, gaps: pl.DataFrame) -> GapCauses | None:
-    """Of the longest LONGEST of the gaps, those much longer than the median. None where there are none."""
-    rounds = run.read("rounds").sort("round")
-    if not gaps.height or not rounds.height:
-        return None
-    usual = float(gaps["itl"].median() or 0.0)  # type: ignore[arg-type]
-    top = gaps.sort("itl", descending=True, maintain_order=True).head(max(math.ceil(gaps.height * LONGEST), 1))
-    top = top.filter(pl.col("itl") > MUCH_LONGER * usual)
-    if not top.height:
-        return None
-    numbers, ends = rounds["round"].to_numpy(), rounds["t_end_s"].to_numpy()
-    last = np.searchsorted(numbers, top["round"].to_numpy())
-    begin = (top["t_s"] - top["itl"]).to_numpy()
-    first = np.minimum(np.searchsorted(ends, begin + 1e-9, side="right"), last)
-    fed = np.concatenate([[0], np.cumsum(rounds["prefill_tokens"].to_numpy())])
-    preempted = np.zeros(top.height, dtype=bool)
-    if run.has("decisions"):
-        lost = run.scan("decisions").filter(pl.col("kind") == "preempt").select("request", "round").collect()
-        size = rounds.height + 1
-        keys = np.sort(lost["request"].to_numpy() * size + np.searchsorted(numbers, lost["round"].to_numpy()))
-        mine = top["request"].to_numpy() * size
-        preempted = np.searchsorted(keys, mine + last, side="right") > np.searchsorted(keys, mine + first, side="left")
-    passed = ~preempted & (last > first)
-    by_prefill = passed & (fed[last] > fed[first])
-    alone = ~preempted & ~passed
-    shared = alone & (rounds["prefill_tokens"].to_numpy()[last] > 0)
-    counts = (preempted, by_prefill, passed & ~by_prefill, shared, alone & ~shared)
-    return GapCauses(top.height, float(top["itl"][-1]), *(int(chosen.sum()) for chosen in counts))
-
-
 def _gaps(
     runs: Sequence[Run],
     names: Sequence[str],
@@ -239,7 +202,7 @@ def _gaps(
             if frame.height:
                 said.append(f"{under}{'no' if under else 'No'} gap is much longer than the median; none is a spike.")
             continue
-        said.append(_causes(causes, under, unit))
+        said.append(causes_text(causes, under, unit))
         for spike in _chosen(spikes):
             label = run.labels.get(spike.request, f"#{spike.request}")
             pointers.append(Pointer(place, spike.round, f"{unit.said(spike.gap_s * 1000)} for {label}: {spike.why}"))
@@ -252,24 +215,6 @@ def _chosen(spikes: Sequence[Spike]) -> list[Spike]:
     kept = list(first.values())
     kept += [spike for spike in spikes if spike not in kept][: max(ROUNDS_NAMED - len(kept), 0)]
     return sorted(kept, key=lambda spike: -spike.gap_s)
-
-
-def _causes(found: GapCauses, under: str, unit: Unit) -> str:
-    """In the order of their number; of one gap without a number."""
-    many = found.num_gaps != 1
-    words = (
-        (found.passed_by_prefill, "waited through rounds that prefilled others"),
-        (found.passed_by, "waited through other rounds that did not compute them"),
-        (found.shared, "shared their round with prefill tokens"),
-        (found.preempted, "lost their blocks to a preemption"),
-        (found.own, "are rounds of many decodes, or long ones for another reason"),
-    )
-    told = sorted(((count, text) for count, text in words if count), key=lambda item: -item[0])
-    if not many:
-        one = told[0][1].replace("their blocks", "its blocks").replace("their round", "its round").replace("compute them", "compute it").replace("are rounds", "is a round").replace("long ones", "a long one")  # fmt: skip
-        return f"{under}{'one' if under else 'One'} gap is much longer than the median, {unit.said(found.least_s * 1000)}: its request {one}."
-    parts = [f"{'all' if count == found.num_gaps else f'{count:,}'} {text}" for count, text in told]
-    return f"{under}{'of' if under else 'Of'} the {found.num_gaps:,} longest gaps ({unit.said(found.least_s * 1000)} and more) {', '.join(parts)}."
 
 
 def _capital(text: str) -> str:

@@ -25,6 +25,15 @@ Figure = dict[str, Any]
 MAX_POINTS = 2_000  # drawn rounds of one figure
 MAX_GAPS = 700  # drawn stretches of time of the ITL figure, all runs together
 MAX_ROOFLINE = 1_500
+# Small points of two runs lie among each other: shape, filling and size tell them apart where colours are near.
+GAP_MARKS = (
+    {"symbol": "circle", "size": 5},
+    {"symbol": "diamond-open", "size": 7, "line": {"width": 1.5}},
+    {"symbol": "x-thin-open", "size": 7, "line": {"width": 1.5}},
+    {"symbol": "triangle-up", "size": 7},
+    {"symbol": "square-open", "size": 7, "line": {"width": 1.5}},
+    {"symbol": "cross-thin-open", "size": 8, "line": {"width": 1.5}},
+)
 ECDF_POINTS = 400
 
 
@@ -37,12 +46,13 @@ def time_title(unit: Unit) -> str:
     return "ticks of the clock" if unit.ticks else "time, s"
 
 
-def log_axis(least: float, most: float) -> Figure:
-    """A logarithmic axis with labels at 1, 2 and 5 of each decade, or at decades where there are many."""
+def log_axis(least: float, most: float, decades: float = 2.2) -> Figure:
+    """A logarithmic axis from `least` to `most` with labels at 1, 2 and 5 of each decade, or at decades where there are many."""
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    steps = (1, 2, 5) if math.log10(most / least) < 2.2 else (1,)
+    steps = (1, 2, 5) if math.log10(most / least) < decades else (1,)
     values = [digit * 10.0**power for power in range(low, high + 1) for digit in steps]
-    return {"type": "log", "tickvals": values, "ticktext": [f"{value:,.10g}" for value in values]}
+    text = [f"{value:,.{max(-math.floor(math.log10(value)), 0)}f}" for value in values]
+    return {"type": "log", "tickvals": values, "ticktext": text}
 
 
 def rounded(values: pl.Series, digits: int = 6) -> list[float | None]:
@@ -195,30 +205,53 @@ def samples_ms(run: Run, metric: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def split_figure(summaries: Sequence[Summary], names: Sequence[str], unit: Unit = MEASURED) -> Figure | None:
-    """Where a request's time went, mean ms: queue + prefill + decode = E2E, and below it what of that was stalled or preempted."""
+    """Where a request's time went, mean ms: queue + prefill + decode = E2E, and below the decode what of it was stalled or preempted.
+
+    A run of which nothing was stalled or preempted has no such row.
+    """
     if not any(summary["benchctl"]["latency"]["e2el"]["n"] for summary in summaries):
         return None
     inside = [f"{plain(name)}, of which" for name in names]
+
+    def mean(summary: Summary, phase: str) -> float:
+        return float(summary["benchctl"]["latency"][phase]["mean_ms"] or 0.0)
+
+    lost = [mean(summary, "stalled") + mean(summary, "preempted") for summary in summaries]
+    longest = (
+        1.03
+        * unit.per_ms
+        * max(sum(mean(summary, phase) for phase in ("queue", "prefill", "decode")) for summary in summaries)
+    )
+    begin = [(mean(summary, "queue") + mean(summary, "prefill")) * unit.per_ms for summary in summaries]
     data: list[Figure] = []
     for phase, role, lower in (
         ("queue", "queued", False), ("prefill", "prefill", False), ("decode", "decode", False), ("stalled", "stalled", True), ("preempted", "preempted", True),
     ):  # fmt: skip
-        means = [summary["benchctl"]["latency"][phase]["mean_ms"] or 0.0 for summary in summaries]
-        means = [value * unit.per_ms for value in means]
+        means = [mean(summary, phase) * unit.per_ms for summary in summaries]
+        kept = [place for place in range(len(names)) if lost[place] or not lower]
+        if lower:
+            bars = {"y": [inside[place] for place in kept], "base": [round(begin[place], 4) for place in kept]}
+            begin = [value + more for value, more in zip(begin, means, strict=True)]
+            if not any(means):
+                continue
+        else:
+            bars = {"y": [plain(name) for name in names]}
         data.append(
             {
-                "type": "bar", "orientation": "h", "name": phase, "meta": {"c": role}, "x": [round(value, 4) for value in means],
-                "y": inside if lower else [plain(name) for name in names], "hovertemplate": phase + f" %{{x:,.4~g}} {unit.latency}<extra></extra>",
+                "type": "bar", "orientation": "h", "name": phase, "meta": {"c": role}, "x": [round(means[place], 4) for place in kept],
+                **bars, "hovertemplate": phase + f" %{{x:,.4~g}} {unit.latency}<extra></extra>",
             }
         )  # fmt: skip
-    order = [label for name, below in zip(names, inside, strict=True) for label in (plain(name), below)]
+    order = [
+        label for place, name in enumerate(names) for label in (plain(name), *inside[place : place + bool(lost[place])])
+    ]
     return {
         "data": data,
         "layout": {
-            "height": 110 + 56 * len(names),
+            "height": 110 + 28 * len(order),
             "barmode": "stack",
             "bargap": 0.25,
-            "xaxis": {"title": {"text": f"mean of the finished requests, {unit.latency}"}},
+            "xaxis": {"title": {"text": f"mean of the finished requests, {unit.latency}"}, "range": [0, longest]},
             "yaxis": {"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
         },
         "note": None,
@@ -246,12 +279,12 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str], unit: Unit = 
             notes.append(
                 f"{name}: of {frame.height:,} gaps the longest of each {end / points:.3g} {unit.span}, and the median beside it"
             )
-        least = min(least, float(drawn["median"].min() or 0.0))  # type: ignore[arg-type]
-        most = max(most, float(drawn["itl"].max() or 0.0))  # type: ignore[arg-type]
+        least = min(least, float(drawn["median"].min() or 0.0) * 1000 * unit.per_ms)  # type: ignore[arg-type]
+        most = max(most, float(drawn["itl"].max() or 0.0) * 1000 * unit.per_ms)  # type: ignore[arg-type]
         role = f"run{place % 6}"
         data.append(
             {
-                "type": "scatter", "mode": "markers", "name": f"{plain(name)}: longest gap", "meta": {"c": role}, "marker": {"symbol": place % 6},
+                "type": "scatter", "mode": "markers", "name": f"{plain(name)}: longest gap", "meta": {"c": role}, "marker": GAP_MARKS[place % len(GAP_MARKS)],
                 "x": rounded(drawn["t_s"]), "y": rounded(drawn["itl"] * 1000 * unit.per_ms, 4), "customdata": [["round", place, number] for number in drawn["round"]],
                 "hovertemplate": "%{y:,.4~g} rounds, given in round %{customdata[2]}<extra></extra>" if unit.ticks else "%{y:,.4~g} ms at %{x:.4~g} s, round %{customdata[2]}<extra></extra>",
             }
@@ -266,9 +299,10 @@ def itl_figure(gaps: Sequence[pl.DataFrame], names: Sequence[str], unit: Unit = 
         return None
     axis: Figure = {"title": {"text": f"gap between two tokens, {unit.latency}"}, "rangemode": "tozero"}
     if least > 0 and most / least > 20:
-        axis = {"title": axis["title"]} | log_axis(least, most)
+        axis = {"title": axis["title"]} | log_axis(least, most, 3.5)
+        axis["range"] = [math.log10(least / 1.15), math.log10(most * 1.25)]
     layout: Figure = {
-        "height": 320,
+        "height": 360,
         "xaxis": {"title": {"text": time_title(unit)}, "rangemode": "tozero"},
         "yaxis": axis,
     }
@@ -319,7 +353,8 @@ def roofline_figure(runs: Sequence[Run], names: Sequence[str], ceilings: tuple[f
         )
         frame = (
             run.scan("rounds").filter(counted)
-            .select("round", "kind", (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") / pl.col("device_s") / 1e12).alias("tflops"))
+            .select("round", "kind", (pl.col("flops") / pl.col("bytes")).alias("intensity"), (pl.col("flops") / pl.col("device_s") / 1e12).alias("tflops"),
+                    (pl.col("bytes") / pl.col("device_s") / 1e12).alias("terabytes"))
             .collect()
         )  # fmt: skip
         if not frame.height:
@@ -339,8 +374,8 @@ def roofline_figure(runs: Sequence[Run], names: Sequence[str], ceilings: tuple[f
                     {
                         "type": "scatter", "mode": "markers", "name": f"{plain(name)}: {kind}", "meta": {"c": f"run{place % 6}" if len(runs) > 1 else kind},
                         "marker": {"symbol": symbol}, "x": [float(f"{v:.5g}") for v in of["intensity"]], "y": [float(f"{v:.5g}") for v in of["tflops"]],
-                        "customdata": [["round", place, number] for number in of["round"]],
-                        "hovertemplate": "round %{customdata[2]}: %{x:.4~g} FLOP/byte, %{y:.4~g} TFLOP/s<extra></extra>",
+                        "customdata": [["round", place, number, float(f"{v:.4g}")] for number, v in of.select("round", "terabytes").iter_rows()],
+                        "hovertemplate": f"{plain(name)}, round %{{customdata[2]:,}}, {kind}<br>%{{x:.4~g}} FLOP/byte, %{{y:.4~g}} TFLOP/s, %{{customdata[3]:.3~g}} TB/s<extra></extra>",
                     }
                 )  # fmt: skip
     if not data:

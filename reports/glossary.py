@@ -66,6 +66,12 @@ BLOCK_EVENTS: dict[str, str] = {
     "evict": "its hash was forgotten because it was taken again",
 }
 
+TIMES: dict[str, str] = {
+    "overlap": "the next round is scheduled and launched while the device works on this one, so a round starts before the one before it ends; decisions are still those of a synchronous scheduler, since the tokens to come are known beforehand",
+    "own time": "a round's t_end_s less the later of its t_start_s and the end of the round before: what it added to the run. Every sum over rounds, stalled time among them, is one of own times, so that no moment counts twice",
+    "host and device time": "one after the other without overlap; side by side with it, and then never added up",
+}
+
 
 def columns() -> list[tuple[str, str, str]]:
     """(table, column, meaning) of every column of the schema, for the report's glossary."""

@@ -26,7 +26,7 @@ from reports.answers import answers
 from reports.checks import Check, checks
 from reports.checks_across import checks_across
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
-from reports.numbers import number, share
+from reports.numbers import number, share, unequal
 from reports.page_data import DETAILS, embed
 from reports.page_pair import deltas, differing_settings, judge, refuse_other_traces, single_measured
 from reports.page_view import RunView, make_view, trace_name
@@ -120,6 +120,10 @@ def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "answers": answers(runs, names, summaries, [v.slow for v in views], [v.spikes for v in views], gaps),
         "cards": cards(summaries),
         "lines": lines(summaries),
+        "ceiling_notes": _ceiling_notes(views) if "roofline" in figures else [],
+        "unequal_blocks": " and ".join(f"{run.block_size:,}" for run in runs)
+        if unequal([run.block_size for run in runs])
+        else "",
         "unit": unit_for(summaries),
         "deltas": deltas(summaries, judge(runs, summaries)) if several else [],
         "settings": differing_settings(runs),
@@ -132,11 +136,13 @@ def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "formulas": [(name, *entry) for name, entry in FORMULAS.items()],
         "symbols": SYMBOLS,
         "percentile_rule": PERCENTILE_RULE,
+        "overlapped": [name for run, name in zip(runs, names, strict=True) if run.manifest.get("overlapped")],
         "glossary": {
             "decisions": glossary.DECISION_KINDS,
             "reasons": glossary.REASONS,
             "stops": glossary.STOPS,
             "block events": glossary.BLOCK_EVENTS,
+            "times": glossary.TIMES,
         },
         "columns": glossary.columns(),
         "style": Markup(_asset("style.css")),
@@ -171,6 +177,23 @@ def _run_checks(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, str
     order = list(MARKS)
     ranked = sorted(about.items(), key=lambda item: order.index(item[0].level))
     return [_finding(check, ", ".join(where) if len(runs) > 1 else "") for check, where in ranked]
+
+
+def _ceiling_notes(views: Sequence[RunView]) -> list[str]:
+    """Where the roof comes from: once for all runs it is true of."""
+    about: dict[str, list[str]] = {}
+    for view in views:
+        if view.ceilings is None:
+            text = "No ceilings have been measured for this device, so there is no roof to hold the rounds against: benchctl doctor --measure measures them for the runs that follow."
+        elif view.ceilings.own:
+            text = f"Ceilings: {view.ceilings.source}."
+        else:
+            text = (
+                f"The ceilings were not measured on this machine but on another of the same device: {view.ceilings.source}. "
+                "benchctl doctor --measure measures this one's for the runs that follow."
+            )
+        about.setdefault(text, []).append(view.name)
+    return [text if len(about) == 1 else f"{', '.join(names)}: {text}" for text, names in about.items()]
 
 
 def _finding(check: Check, about: str) -> dict[str, str]:

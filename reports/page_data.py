@@ -91,6 +91,7 @@ def embed(run: Run, detail: Detail = DETAILS[0]) -> str:
             "block_size": run.block_size,
             "first_block": 0 if run.family == "nano" else 1,
             "clock": run.clock,
+            "overlapped": bool(run.manifest.get("overlapped")),
             "duration_s": run.duration_s,
             "batches": with_batches,
             "map": has_map,

@@ -16,11 +16,12 @@ from reports.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What was measured on a device, and how."""
+    """What was measured on a device, and how. `own`: on the device of the run, else on another of its kind."""
 
     flops_per_s: float
     bytes_per_s: float
     source: str
+    own: bool = False
 
 
 # Name of the device, as its driver gives it -> its ceilings.
@@ -72,7 +73,7 @@ def measured(manifest: Mapping[str, Any]) -> Ceilings | None:
         )
     except (ValueError, KeyError, TypeError):  # no product in this dtype, or a file of someone else's
         return None
-    return Ceilings(products[best], copy, source) if products[best] > 0 and copy > 0 else None
+    return Ceilings(products[best], copy, source, own=True) if products[best] > 0 and copy > 0 else None
 
 
 def known(run: Run) -> Ceilings | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from reports import metrics
+from reports.numbers import number, plural
+from reports.round_causes import round_causes
 from reports.run import Run
 
 SPIKES = 8
+WORTH_SAYING = 0.2  # of a gap: the share from which on the other part of it is told too
 SLOWEST = 0.1  # share of the finished requests, by TTFT, whose waiting is explained
 
 
@@ -19,7 +23,7 @@ SLOWEST = 0.1  # share of the finished requests, by TTFT, whose waiting is expla
 class Spike:
     """One of the longest gaps between two tokens of a request. `round`: the one to blame, and `why` in words.
 
-    `cause`: preempted (it lost its blocks), passed (rounds did not compute it) or own (its own round was long).
+    `cause`: preempted (it lost its blocks), passed (rounds that did not compute it took most of the gap) or own (its own did).
     """
 
     request: int
@@ -53,16 +57,18 @@ class SlowStart:
 
 
 def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> list[Spike]:
-    """The longest gaps, one for each round to blame, longest first. `gaps`: `metrics.itl(run)` collected, if at hand."""
+    """The longest gaps, one for each round to blame, longest first. `gaps`: `metrics.itl(run)` collected, if at hand.
+
+    A gap is the own times of the rounds that passed its request by and of the one that gave the token: the larger of the two
+    sums is its cause, and the longest round of it is to blame.
+    """
     if not run.has("tokens"):
         return []
     frame = metrics.itl(run).collect() if gaps is None else gaps
-    rounds = run.read("rounds").sort("round")
+    rounds = round_causes(run)
     if not frame.height or not rounds.height:
         return []
-    numbers = rounds["round"].to_numpy()
-    lasting = (rounds["t_end_s"] - rounds["t_start_s"]).to_numpy()
-    ends = rounds["t_end_s"].to_numpy()
+    numbers, own, ends = (rounds[name].to_numpy() for name in ("round", "own_s", "t_end_s"))
     out: list[Spike] = []
     seen: set[int] = set()
     usual = float(frame["itl"].median() or 0.0)  # type: ignore[arg-type]
@@ -77,13 +83,14 @@ def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> l
         if first < last and ends[first] - (row["t_s"] - row["itl"]) < 1e-9:
             first += 1
         first = min(first, last)
-        blamed = first + int(np.argmax(lasting[first : last + 1]))
+        passed = first < last and own[first:last].sum() >= own[last]
+        blamed = first + int(np.argmax(own[first:last])) if passed else last
         if blamed in seen:
             continue
         seen.add(blamed)
         lost, why = _why(run, rounds, row["request"], first, last, blamed)
         to_blame = int(numbers[blamed]) if lost is None else lost
-        cause = "preempted" if lost is not None else "own" if why.startswith("its own round") else "passed"
+        cause = "preempted" if lost is not None else "passed" if passed else "own"
         out.append(Spike(row["request"], row["index"], row["t_s"], row["itl"], to_blame, why, cause))
         if len(out) == limit:
             break
@@ -92,7 +99,6 @@ def spikes(run: Run, limit: int = SPIKES, gaps: pl.DataFrame | None = None) -> l
 
 def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, blamed: int) -> tuple[int | None, str]:
     """(the round in which it lost its blocks, if it did; why the gap is so long)."""
-    row = rounds.row(blamed, named=True)
     numbers = rounds["round"]
     within = pl.col("round").is_between(int(numbers[first]), int(numbers[last]))
     mine = (
@@ -102,11 +108,6 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
         .collect()
     )
     lost = mine.filter(pl.col("kind") == "preempt")
-    decodes = f"{row['decode_tokens']:,} decode{'' if row['decode_tokens'] == 1 else 's'}"
-    fed = row["prefill_tokens"]
-    tokens = f"{fed:,} prefill token{'' if fed == 1 else 's'}" if fed else decodes
-    # On a clock of equal ticks no round is the longest, and its length says nothing.
-    took = "" if run.clock == "rounds" else f", took {(row['t_end_s'] - row['t_start_s']) * 1000:,.1f} ms"
     if lost.height:
         other = lost["other"][0]
         whom = f" for {run.labels.get(other, f'#{other}')}" if other is not None and other != request else ""
@@ -114,14 +115,58 @@ def _why(run: Run, rounds: pl.DataFrame, request: int, first: int, last: int, bl
         until = f", resumed in round {back['round'][-1]:,}" if back.height else ""
         what = "it preempted itself" if other is None or other == request else "preempted"
         return lost["round"][0], f"{what} in round {lost['round'][0]:,}{whom}{until}"
-    passed = last - first
-    if passed > 0 and row["round"] != numbers[last]:
-        if passed == 1:
-            return None, f"1 round did not compute it: a {row['kind']} round of {tokens}{took}"
-        which = "the first" if run.clock == "rounds" else "the longest"
-        return None, f"{passed:,} rounds did not compute it; {which}, a {row['kind']} round of {tokens}{took}"
-    own = f"its own round of {decodes}" if row["kind"] == "decode" else f"its own round, {row['kind']} with {tokens}"
-    return None, f"{own}{took}" + (f"; {passed:,} more did not compute it" if passed else "")
+    told = _Told(ticks=run.clock == "rounds", graphs=bool((rounds["mode"] == "graph").any()))
+    row, passed = rounds.row(blamed, named=True), rounds[first:last]
+    if blamed < last:
+        why = f"{told.passing(passed)}{told.of_them(row, last - first)}"
+        own = rounds.row(last, named=True)
+        if not told.ticks and own["own_s"] >= WORTH_SAYING * (own["own_s"] + passed["own_s"].sum()):
+            why += f"; its own round of {_batch(own)} took {_ms(own['own_s'])}{told.odd(own)}"
+        return None, why
+    took = "" if told.ticks else f" took {_ms(row['own_s'])}"
+    why = f"its own round of {_batch(row)}{took}{told.odd(row)}"
+    return None, why + (f"; {told.passing(passed)}" if first < last else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Words about rounds. `ticks`: on a clock of equal ticks no round is longer, and its length says nothing. `graphs`: the run has CUDA graphs."""
+
+    ticks: bool
+    graphs: bool
+
+    def passing(self, passed: pl.DataFrame) -> str:
+        """How many rounds did not compute the request, what they did instead, and for how long."""
+        count = passed.height
+        what = "prefilled others" if (passed["prefill_tokens"] > 0).all() else "did not compute it"
+        time = "" if self.ticks else f" for {_ms(float(passed['own_s'].sum()))}"
+        return f"{count:,} round{'' if count == 1 else 's'} {what}{time}"
+
+    def of_them(self, row: dict[str, Any], count: int) -> str:
+        """The longest of `count` rounds."""
+        which = f"{row['round']:,} with {_batch(row)}{self.odd(row)}"
+        if count == 1:
+            return f": {which}"
+        return f"; the first, {which}" if self.ticks else f"; the longest, {which}, {_ms(row['own_s'])}"
+
+    def odd(self, row: dict[str, Any]) -> str:
+        """What is not as in most rounds: no graph, or a device that waited."""
+        parts = ["eager"] if self.graphs and row["mode"] == "eager" else []
+        if row["cause"] in ("host", "hiccup"):
+            parts.append(f"the device worked for {_ms(row['device_s'])} of it, the host for {_ms(row['host_s'])}")
+            parts[-1] += "; the rest is a hiccup" if row["cause"] == "hiccup" else ""
+        return f" ({', '.join(parts)})" if parts else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{number(seconds * 1000)} ms"
+
+
+def _batch(row: dict[str, Any]) -> str:
+    """What a round fed."""
+    decodes, fed = row["decode_tokens"], row["prefill_tokens"]
+    both = [(fed, "prefill token"), (decodes, "decode")]
+    return " and ".join(plural(count, what) for count, what in both if count) or "nobody"
 
 
 def slow_starts(run: Run) -> SlowStart | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -118,6 +119,8 @@ def test_no_round_takes_longer_than_the_gap_it_explains(overlapped: dict[str, Ru
         for spike in found:
             if spike.cause != "preempted":
                 assert own[spike.round] <= spike.gap_s + NANOSECOND
+                times = [float(text.replace(",", "")) for text in re.findall(r"([\d.,]+) ms", spike.why)]
+                assert times and max(times) <= spike.gap_s * 1000 * 1.01, (spike.gap_s, spike.why)
 
 
 def test_slices_of_the_timeline_follow_each_other(overlapped: dict[str, Run]) -> None:

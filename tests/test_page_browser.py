@@ -20,6 +20,7 @@ from reports.queues import walk
 from reports.rounds import round_texts
 from reports.run import Run, open_run
 from tests.browser import CHROMIUM, Browser, Tab
+from tests.command_line import call, rows, write_trace
 from tests.fake_run import record_golden, record_run, request_of
 from tests.test_reports_page import HOSTILE_IDS, hostile_run
 
@@ -169,6 +170,28 @@ def test_phases_of_a_request_add_up_to_what_was_recorded(browser: Browser, pair:
         assert spent.get("queued", 0) == pytest.approx(row["first_scheduled_s"] - row["arrival_s"]), row["id"]
     # R5 loses its block in round 6 and gets one again in round 10.
     assert [piece[1:] for piece in phases[4] if piece[0] == "preempted"] == [[5.0, 9.0, 5]]
+
+
+def test_where_rounds_overlap_the_timeline_counts_no_moment_twice(
+    browser: Browser, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows(*((0.004 * i, 150 + 7 * i % 300, 60 + i % 50) for i in range(60))))
+    command = ["replay", trace, "--scheduler", "nano", "--engine", "simulated", "--profile", "h200-qwen3-0.6b", "--num-blocks", 257, "--block-size", 16]  # fmt: skip
+    assert call(capfd, *command, "--max-num-batched-tokens", 512, "--out", tmp_path / "runs").code == 0
+    run = open_run(tmp_path / "runs" / "nano")
+    told = run.read("requests").sort("request")
+    assert run.manifest["overlapped"] and told["preemptions"].sum() and told["stalled_s"].sum()
+    with browser.page(tmp_path / "runs" / "report.html") as tab:
+        lives = tab.evaluate("Array.from({ length: 60 }, (_, row) => benchctl.phases(benchctl.runs[0], row))")
+        assert "Rounds overlap: decisions are those of a synchronous scheduler" in tab.evaluate("document.querySelector('#rounds').textContent")  # fmt: skip
+        assert not tab.trouble()
+    for row, mine in zip(told.iter_rows(named=True), lives, strict=True):
+        spent: dict[str, float] = {}
+        for phase, begin, end, _ in mine:
+            spent[phase] = spent.get(phase, 0) + end - begin
+        # Idle time between rounds is drawn as stalled, too; here there is none. Times of the page are microseconds.
+        assert spent.get("stalled", 0) == pytest.approx(row["stalled_s"], abs=2e-4), row["id"]
+        assert spent.get("preempted", 0) == pytest.approx(row["preempted_s"], abs=2e-5), row["id"]
 
 
 # -- what it draws and does
@@ -436,3 +459,56 @@ def test_a_clock_of_rounds_is_read_in_rounds(browser: Browser, tmp_path: Path) -
             words = tab.evaluate(f"document.querySelector('{part}').innerText")
             assert not re.search(r"[\d,] ms\b|\d s\b", words), part
         assert tab.trouble() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1200, 900), (390, 700)])
+def test_a_round_s_link_brings_its_row_and_its_detail_into_view(
+    browser: Browser, busy: Path, width: int, height: int
+) -> None:
+    with browser.page(busy / "report.html", width=width, height=height, touch=width < 600) as tab:
+        # A search that leaves the round out does not hide it.
+        tab.evaluate(
+            "{ const find = document.querySelector('#why-find'); find.value = 'nosuchthing'; find.dispatchEvent(new Event('input')); }"
+        )
+        links = tab.evaluate("[...document.querySelectorAll('.pointers [data-goto]')].map((link) => link.dataset.goto)")
+        assert links
+        for k, target in enumerate(links):
+            tab.evaluate(f"document.querySelectorAll('.pointers [data-goto]')[{k}].click()")
+            tab.settle()
+            number = int(target.split(":")[1])
+            row, box, inside = tab.evaluate(
+                "[document.querySelector('.vrow.chosen'), document.querySelector('.inspector'), document.querySelector('.vlist')]"
+                ".map((one) => { const at = one.getBoundingClientRect(); return [at.top, at.bottom, one.firstElementChild.textContent]; })"
+            )
+            assert row[2] == f"{number:,}"
+            assert max(inside[0], 0) <= row[0] and row[1] <= min(inside[1], height), (row, inside)
+            assert (
+                0 < box[0] < height / 2
+                and tab.evaluate("document.querySelector('.inspector h3').textContent") == f"Round {number:,}"
+            )
+        assert tab.trouble() == []
+
+
+def test_what_is_the_same_in_every_round_is_a_line_and_not_a_strip(browser: Browser, busy: Path, pair: Path) -> None:
+    strips = {"kind": "Kind", "stop_waiting": "Waiting loop stopped for", "stop_running": "Running loop stopped for"}
+    told = set()
+    for page, folders in ((busy, ["vllm"]), (pair, ["nano", "vllm"])):
+        with browser.page(page / "report.html") as tab:
+            for place, folder in enumerate(folders):
+                rounds = open_run(page / folder).read("rounds")
+                box = f"document.querySelector('.lanes[data-run=\"{place}\"]')"
+                lanes = dict(
+                    tab.evaluate(
+                        f"[...{box}.querySelectorAll('.lane')].map((lane) => [lane.dataset.lane, [...lane.querySelectorAll('.key')].map((key) => key.textContent)])"
+                    )
+                )
+                line = tab.evaluate(f"{box}.querySelector('.same')?.textContent || ''")
+                for column, title in strips.items():
+                    words = rounds[column].unique().to_list()
+                    if len(words) > 1:
+                        assert set(lanes[title]) == {word or "did not run" for word in words}
+                        told.add(None in words)
+                    else:
+                        assert title not in lanes
+                        assert words == [None] or f"{title[0].lower()}{title[1:]} {words[0]}" in line
+    assert told == {True, False}  # a loop that did not run in some rounds has a key of its own

@@ -95,9 +95,7 @@ def test_the_article_s_longest_gaps_name_their_rounds(nano: Run) -> None:
     # R1 to R3 emit in round 1 and next in round 4: rounds 2 and 3 prefill R4.
     second = found[1]
     assert (second.gap_s, second.round) == (3.0, 2)
-    assert (
-        second.why == "2 rounds did not compute it; the first, a prefill round of 1,024 prefill tokens"
-    )  # ticks last alike
+    assert second.why == "2 rounds prefilled others; the first, 2 with 1,024 prefill tokens"  # ticks last alike
 
 
 def test_even_gaps_are_no_spikes(tmp_path: Path) -> None:

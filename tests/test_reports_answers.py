@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from engines.interface import Round, SchedulerConfig
 from reports import metrics
-from reports.answers import Answer, answers, gap_causes
+from reports.answers import Answer, answers
+from reports.first_tokens import first_tokens
+from reports.gap_causes import gap_causes
 from reports.run import Run, open_run
 from reports.spikes import slow_starts, spikes
 from reports.summary import summarize
@@ -86,6 +89,79 @@ def test_the_longest_gaps_are_put_down_to_what_made_them(tmp_path: Path) -> None
     said = asked(nano, vllm)[1].paragraphs
     assert said[0].startswith("nano: of the 2 longest gaps (") and said[0].endswith("all waited through rounds that prefilled others.")  # fmt: skip
     assert said[1].endswith("all shared their round with prefill tokens.")
+
+
+@pytest.mark.parametrize(("decode_ms", "cause"), [(25, "passed"), (80, "own")])
+def test_a_gap_is_put_down_to_what_took_most_of_it(tmp_path: Path, decode_ms: int, cause: str) -> None:
+    """Two long answers decode; prompts of 100, 120 and 110 tokens pass them by in three rounds of 10, 12 and 11 ms."""
+
+    def duration(round: Round) -> float:
+        tokens = round.batch.num_tokens
+        if max(tokens) > 1:
+            return 0.0001 * float(sum(tokens))
+        return decode_ms / 1000 if len(tokens) == 5 else 0.004
+
+    config = SchedulerConfig(num_blocks=400, block_size=4, max_num_seqs=16, max_num_batched_tokens=128)
+    arrivals = [(1, request_of(0, "a", 4, 30)), (1, request_of(1, "b", 4, 30))]
+    arrivals += [(10, request_of(2 + k, f"n{k}", size, 2)) for k, size in enumerate((100, 120, 110))]
+    run = open_run(record_run(tmp_path / "nano", "nano", config, arrivals, duration_of=duration, manifest={"clock": "virtual"}))  # fmt: skip
+    worst = spikes(run)[0]
+    assert worst.cause == cause and worst.gap_s == pytest.approx(0.033 + decode_ms / 1000)
+    if cause == "passed":
+        assert worst.round == 11
+        assert worst.why == (
+            "3 rounds prefilled others for 33.00 ms; the longest, 11 with 120 prefill tokens, 12.00 ms; its own round of 5 decodes took 25.00 ms"
+        )
+    else:
+        assert worst.round == 13
+        assert worst.why == "its own round of 5 decodes took 80.00 ms; 3 rounds prefilled others for 33.00 ms"
+    causes = gap_causes(run, metrics.itl(run).collect())
+    assert causes is not None and (causes.passed_by_prefill, causes.own) == ((1, 0) if cause == "passed" else (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("measured", "field", "words"),
+    [
+        ({"device_s": 0.7, "mode": "graph"}, "shared", "all shared their round with prefill tokens."),
+        ({"device_s": 0.7, "mode": "eager"}, "shared", "tokens; all of them lay mostly in rounds without a CUDA graph (eager)."),
+        ({"device_s": 0.2, "schedule_s": 0.6}, "host", "all waited for the host, the device idle for more than half of them."),
+        ({"device_s": 0.2, "schedule_s": 0.1}, "hiccup", "all are hiccups of the machine: neither the device nor recorded host work took half of them."),
+    ],
+)  # fmt: skip
+def test_what_made_a_round_long_is_read_from_its_device_and_host_times(
+    tmp_path: Path, measured: dict[str, float | str], field: str, words: str
+) -> None:
+    """As the longest gaps are those of mixed rounds, every mixed round is given the times; shares of its own time."""
+    run = newcomers(tmp_path, "vllm")
+    long = pl.col("kind") == "mixed"
+    span = pl.col("t_end_s") - pl.col("t_start_s")
+    for part in run.path.glob("rounds-*.parquet"):
+        frame = pl.read_parquet(part).with_columns(
+            device_s=pl.when(long).then(span * float(measured["device_s"])).otherwise(span),
+            schedule_s=pl.when(long).then(span * float(measured.get("schedule_s", 0.0))).otherwise(0.0),
+            prepare_s=pl.lit(0.0), update_s=pl.lit(0.0), record_s=pl.lit(0.0),
+            mode=pl.when(long).then(pl.lit(measured.get("mode", "graph"))).otherwise(pl.lit("graph")),
+        )  # fmt: skip
+        frame.write_parquet(part)
+    again = open_run(run.path)
+    again.manifest["clock"] = "wall"
+    found = gap_causes(again, metrics.itl(again).collect())
+    assert found is not None and getattr(found, field) == found.num_gaps
+    assert asked(again)[1].paragraphs[0].endswith(words)
+
+
+def test_the_mechanism_of_later_first_tokens_is_named(tmp_path: Path) -> None:
+    """10 ms and 1 ms a token: a prompt of 40 alone takes 50 ms, with the two that decode 52."""
+    nano, vllm = newcomers(tmp_path, "nano"), newcomers(tmp_path, "vllm")
+    alone, shared = first_tokens(nano), first_tokens(vllm)
+    assert alone is not None and shared is not None
+    # Two of seven come from round 1, which prefills 8 tokens in 18 ms.
+    assert alone.own_s == pytest.approx((2 * 0.018 + 5 * 0.050) / 7) and alone.decodes == 0 and alone.mixed == 0
+    assert shared.own_s == pytest.approx((2 * 0.018 + 5 * 0.052) / 7) and shared.decodes == pytest.approx(10 / 7)
+    assert shared.mixed == pytest.approx(5 / 7) and shared.tail_s == alone.tail_s == 0
+    said = " ".join(asked(nano, vllm)[0].paragraphs)
+    assert "42.29 ms under vllm, where 71.4% decode others too (31 prefill tokens and 1.43 decodes in the mean)" in said
+    assert "where they prefill alone (31 prefill tokens in the mean)" in said and "dispatch" in said
 
 
 def test_without_tables_of_tokens_and_decisions_less_is_answered(tmp_path: Path) -> None:

@@ -77,12 +77,14 @@ globalThis.benchctl = {};
       this.scheduled = new Float64Array(this.n);
       this.executed = new Float64Array(this.n);
       this.end = new Float64Array(this.n);
+      this.begin = new Float64Array(this.n); // of a round's own time: where rounds overlap, the end of the one before
       let now = 0;
       for (let i = 0; i < this.n; i++) {
         this.start[i] = (now += rounds.idle[i]) / 1e6;
         this.scheduled[i] = (now += rounds.scheduling[i]) / 1e6;
         this.executed[i] = (now += rounds.executing[i]) / 1e6;
         this.end[i] = (now += rounds.updating[i]) / 1e6;
+        this.begin[i] = i ? Math.max(this.start[i], this.end[i - 1]) : this.start[i];
       }
       // Ordinal of the last round up to i that decodes; -1 before the first.
       this.decoding = new Int32Array(this.n);

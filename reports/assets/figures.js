@@ -45,7 +45,7 @@
     box.on("plotly_click", ({ points }) => {
       const data = points[0].customdata;
       B.onPoint?.(data);
-      if (Array.isArray(data) && data[0] === "round") { const run = B.runs[data[1]]; B.show(run, run.placeOfRound(data[2])); B.$("#why").scrollIntoView(); }
+      if (Array.isArray(data) && data[0] === "round") { const run = B.runs[data[1]]; B.open(run, run.placeOfRound(data[2])); }
     });
   };
 

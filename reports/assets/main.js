@@ -37,8 +37,7 @@
     if (drawn) B.choose(B.runs[0], 0);
     B.$$("[data-goto]").forEach((link) => link.addEventListener("click", () => {
       const [place, round] = link.dataset.goto.split(":").map(Number), run = B.runs[place];
-      B.show(run, run.placeOfRound(round));
-      B.$("#why").scrollIntoView();
+      B.open(run, run.placeOfRound(round));
     }));
     B.$$("[data-request]").forEach((link) => link.addEventListener("click", () => {
       const [place, request] = link.dataset.request.split(":").map(Number), run = B.runs[place];

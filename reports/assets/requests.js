@@ -36,19 +36,20 @@
         // Up to the round that took its blocks, or up to its next row.
         const taken = lost.find(([a, b]) => a > last && b <= from);
         const until = taken ? taken[0] : from;
-        if (until > last + 1) out.push(["stalled", run.end[last], run.start[until], last + 1]);
+        if (until > last + 1) out.push(["stalled", run.end[last], run.begin[until], last + 1]);
       }
-      out.push([phase, run.start[from], run.end[to], from]);
+      out.push([phase, last === null ? first : run.begin[from], run.end[to], from]);
       // Rounds inside a stretch that decode nobody.
       if (phase === "decode") {
         for (let k = run.decoding[from]; k < run.decoding[to]; k++) {
           const a = run.decodingRounds[k], b = run.decodingRounds[k + 1];
-          if (b > a + 1) out.push(["stalled", run.end[a], run.start[b], a + 1]);
+          if (b > a + 1) out.push(["stalled", run.end[a], run.begin[b], a + 1]);
         }
       }
       last = to;
     }
-    for (const [from, to] of lost) out.push(["preempted", run.scheduled[from], to < run.n ? run.scheduled[to] : run.facts.duration_s, from]);
+    const effect = (i) => Math.max(run.scheduled[i], run.begin[i]); // where rounds overlap the one before has to end first
+    for (const [from, to] of lost) out.push(["preempted", effect(from), to < run.n ? effect(to) : run.facts.duration_s, from]);
     return out.filter((piece) => piece[2] > piece[1]);
   };
 

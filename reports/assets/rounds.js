@@ -135,7 +135,13 @@
     const wordsOf = (column) => {
       const counts = new Map();
       for (const code of run.tables.rounds[column]) counts.set(code, (counts.get(code) || 0) + 1);
-      return [...counts].sort((a, b) => b[1] - a[1]).map(([code]) => run.words[column][code]).filter((word) => word !== null);
+      return [...counts].sort((a, b) => b[1] - a[1]).map(([code]) => run.words[column][code]);
+    };
+    // A strip for what differs from round to round; what is the same in all is a line of text.
+    const stripOrLine = (title, column, tint) => {
+      const words = wordsOf(column);
+      if (words.length > 1) lanes.push({ title, height: 20, keys: words.map((word) => ({ name: word === null ? "did not run" : word, colour: word === null ? "bg" : tint(word) })), draw: (plane) => { strip(plane, run, column, tint); return 1; } });
+      else if (words.length && words[0] !== null) same.push([title, words[0]]);
     };
     const batch = [{ name: "decode", colour: "c-decode", of: of("decode_tokens") }, { name: "prefill", colour: "c-prefill", of: of("prefill_tokens") }];
     const cached = [{ name: "cached (not computed)", colour: "c-cached", of: of("cached_tokens") }];
@@ -151,28 +157,31 @@
     const forward = { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - run.scheduled[i]) * 1000 };
     const parts = [["schedule_s", "h-schedule"], ["prepare_s", "h-prepare"], ["device_s", "h-device"], ["update_s", "h-update"], ["record_s", "h-record"]].filter(([column]) => run.has(column));
     const durations = measured || ticks ? parts.map(([column, colour]) => ({ name: column.slice(0, -2), colour, of: host(column) })) : [forward];
+    // Where rounds overlap the host works beside the device: lines, as a stack would add them up.
+    const beside = measured && run.facts.overlapped && [
+      { name: "own time", colour: "c-mixed", of: (i) => (run.end[i] - run.begin[i]) * 1000 },
+      { name: "host", colour: "h-schedule", of: (i) => parts.reduce((sum, [column]) => sum + (column === "device_s" ? 0 : host(column)(i)), 0) },
+      { name: "device", colour: "h-device", of: host("device_s") },
+    ];
     const timeUnit = measured ? "ms a round" : ticks ? "host, ms a round" : "ms a round, by the engine's formula";
     const lanes = [
       { title: "Batch", unit: "tokens", height: 120, keys: batch, note: budget ? `budget ${B.int(budget)}` : "", draw: (plane) => stack(plane, run, batch, { mark: budget, least: 1.5 }) },
       { title: "KV pool", unit: "blocks after the round", height: 84, keys: pool, note: total ? `${B.int(total)} blocks` : "", draw: (plane) => stack(plane, run, pool, { most: height, lasting: true }) },
       { title: "Queues", unit: "requests after the round", height: 84, keys: queues, draw: (plane) => { lines(plane, run, queues); return 1; } },
-      { title: "Time", unit: timeUnit, height: 72, keys: durations, draw: (plane) => stack(plane, run, durations) },
-      { title: "Kind", height: 20, keys: wordsOf("kind").map((name) => ({ name, colour: B.kindColour(name) })), draw: (plane) => { strip(plane, run, "kind", B.kindColour); return 1; } },
+      { title: "Time", unit: timeUnit, height: 72, keys: beside || durations, draw: (plane) => (beside ? (lines(plane, run, beside), 1) : stack(plane, run, durations)) },
     ];
+    const same = [];
     // A lane of its own: what the budget bounds is computed, and what is not would dwarf it.
     if (present("cached_tokens")) lanes.splice(1, 0, { title: "From the cache", unit: "tokens", height: 52, keys: cached, draw: (plane) => stack(plane, run, cached, { least: 1.5 }) });
-    const loops = [["stop_waiting", "Waiting loop stopped for"], ["stop_running", "Running loop stopped for"]];
-    for (const [column, title] of loops) {
-      const words = wordsOf(column);
-      if (words.length) lanes.push({ title, height: 20, keys: words.map((name) => ({ name, colour: B.stopColour(name) })), draw: (plane) => { strip(plane, run, column, B.stopColour); return 1; } });
-    }
-    const modes = wordsOf("mode");
-    if (modes.length > 1) {
-      const tint = (word) => (word === null ? null : ["c-used", "c-cached", "c-prefill", "c-decode"][modes.indexOf(word) % 4]);
-      lanes.push({ title: "Mode", height: 20, keys: modes.map((name) => ({ name, colour: tint(name) })), draw: (plane) => { strip(plane, run, "mode", tint); return 1; } });
-    }
-    return lanes;
+    stripOrLine("Kind", "kind", B.kindColour);
+    stripOrLine("Waiting loop stopped for", "stop_waiting", B.stopColour);
+    stripOrLine("Running loop stopped for", "stop_running", B.stopColour);
+    const modes = wordsOf("mode").filter((word) => word !== null);
+    stripOrLine("Mode", "mode", (word) => (word === null ? null : ["c-used", "c-cached", "c-prefill", "c-decode"][modes.indexOf(word) % 4]));
+    return [lanes, same];
   };
+
+  B.freeText = (run, i) => run.freeMoments(i).map(B.int).join(" → ");
 
   // The figures of one round in a line, and what it did in words.
   B.readout = (run, i) => {
@@ -180,8 +189,8 @@
     const tokens = [["decode", "decode_tokens"], ["prefill", "prefill_tokens"], ["cached", "cached_tokens"]].filter(([, column]) => value(column)).map(([name, column]) => `${name} ${B.int(value(column))}`);
     const facts = [
       `${text.kind}, ${B.int(value("num_seqs"))} sequence${value("num_seqs") === 1 ? "" : "s"}`, tokens.join(" + ") || "nothing fed",
-      `free blocks ${text.free}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}`, `running ${B.int(value("running"))}, waiting ${B.int(value("waiting"))}`,
-      B.logical ? B.moment(run.end[i]) : `${B.ms(run.end[i] - run.start[i])} from ${B.moment(run.start[i])}`,
+      `free blocks ${B.freeText(run, i)}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}`, `running ${B.int(value("running"))}, waiting ${B.int(value("waiting"))}`,
+      B.logical ? B.moment(run.end[i]) : `${B.ms(run.end[i] - run.begin[i])} from ${B.moment(run.begin[i])}`,
     ];
     return [`Round ${B.int(run.round[i])}`, facts.join(" · "), [text.batch, text.why].filter(Boolean).join(" — ")];
   };
@@ -190,7 +199,7 @@
 
   B.startRounds = () => {
     B.$$(".lanes").forEach((box) => {
-      const run = B.runs[+box.dataset.run], lanes = lanesOf(run), note = B.$(`#lanes-note-${run.place}`), behind = new Map();
+      const run = B.runs[+box.dataset.run], [lanes, same] = lanesOf(run), note = B.$(`#lanes-note-${run.place}`), behind = new Map();
       const readout = B.$(".readout", box);
       const say = (at) => {
         if (at === null || !run.n) return;
@@ -203,6 +212,7 @@
         const drawn = new B.Plane(plane, run, (lane.height + (k === lanes.length - 1 ? 20 : 0)) * B.scale, (p) => { behind.set(k, lane.draw(p)); later(); }, { axis: k === lanes.length - 1 });
         lane.plane = drawn;
       });
+      if (same.length) box.append(B.el("p", { class: "note same" }, "In every round: ", same.flatMap(([title, word], k) => [k ? "; " : "", `${title[0].toLowerCase()}${title.slice(1)} `, B.el("code", {}, word)]), "."));
       let queued = false;
       const later = () => {
         if (queued) return;

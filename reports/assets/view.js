@@ -32,6 +32,10 @@
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   };
   B.hostMs = (seconds) => (seconds === null || seconds === undefined ? "–" : `${B.num(seconds * 1000)} ms`);
+  // FLOPs and bytes in the prefix that leaves a number one can read.
+  const scaled = (value, unit, prefixes) => { const [size, prefix] = prefixes.find(([size]) => value >= size) || prefixes.at(-1); return `${B.num(value / size)} ${prefix}${unit}`; };
+  B.flops = (value) => scaled(value, "FLOP", [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"]]);
+  B.bytes = (value) => scaled(value, "B", [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]);
   B.plural = (count, noun) => `${B.int(count)} ${noun}${count === 1 ? "" : "s"}`;
   // Of the run's clock. One that counts rounds (B.logical) measures nothing: there a second is a round.
   B.logical = false;
@@ -82,7 +86,7 @@
   // -- the window in view: rounds or seconds, the same for every run
   const view = { axis: "round", lo: 0, hi: 1, whole: { round: [0, 1], time: [0, 1] }, cursor: null };
   B.view = view;
-  const listeners = { window: [], cursor: [], round: [] };
+  const listeners = { window: [], cursor: [], round: [], open: [] };
   B.on = (what, listener) => listeners[what].push(listener);
   const tell = (what, ...values) => listeners[what].forEach((listener) => listener(...values));
 
@@ -115,7 +119,7 @@
   B.setCursor = (at) => { view.cursor = at; tell("cursor", at); };
 
   // Where round i begins and ends on the axis.
-  B.left = (run, i) => (view.axis === "round" ? run.round[i] - 0.5 : run.start[i]);
+  B.left = (run, i) => (view.axis === "round" ? run.round[i] - 0.5 : run.begin[i]);
   B.right = (run, i) => (view.axis === "round" ? run.round[i] + 0.5 : run.end[i]);
   B.indexAt = (run, at) => (view.axis === "round" ? run.placeOfRound(Math.round(at)) : run.placeOfTime(at));
   // A moment on the axis: by rounds, in proportion inside its round.
@@ -131,7 +135,7 @@
   B.windowTimes = (run) => {
     if (view.axis === "time" || !run.n) return [view.lo, view.hi];
     const [from, to] = view.whole.round;
-    return [view.lo <= from ? 0 : run.start[B.indexAt(run, Math.ceil(view.lo))], view.hi >= to ? Infinity : run.end[B.indexAt(run, Math.floor(view.hi))]];
+    return [view.lo <= from ? 0 : run.begin[B.indexAt(run, Math.ceil(view.lo))], view.hi >= to ? Infinity : run.end[B.indexAt(run, Math.floor(view.hi))]];
   };
 
   // -- the chosen round
@@ -147,7 +151,9 @@
     const at = view.cursor, width = view.hi - view.lo;
     if (at < view.lo || at > view.hi) B.setWindow(at - width / 2, at + width / 2);
   };
-  B.roundLink = (run, i) => B.el("button", { type: "button", class: "link", onclick: () => B.show(run, i) }, B.int(run.round[i]));
+  // Chosen by a link from elsewhere: the list and the round in full come into view.
+  B.open = (run, i) => { B.show(run, i); tell("open", run, B.chosen.i); };
+  B.roundLink = (run, i) => B.el("button", { type: "button", class: "link", onclick: () => B.open(run, i) }, B.int(run.round[i]));
 
   // -- axes
   B.ticks = (lo, hi, wanted) => {

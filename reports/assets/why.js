@@ -87,13 +87,13 @@
     const pairs = [
       ["fed", `${B.int(value("prefill_tokens") + value("decode_tokens"))} tokens: ${B.int(value("decode_tokens"))} decode, ${B.int(value("prefill_tokens"))} prefill; ${B.int(value("budget_left"))} of the budget of ${B.int(run.facts.budget)} left`],
       ["prefix cache", value("queried_tokens") ? `${B.int(value("cached_tokens"))} of ${B.int(value("queried_tokens"))} tokens looked up were hit` : "nothing looked up"],
-      ["free blocks", `${text.free}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}; ${B.int(value("cached_free_blocks"))} of the free ones hold reusable KV`],
+      ["free blocks", `${B.freeText(run, i)}${run.facts.usable_blocks ? ` of ${B.int(run.facts.usable_blocks)}` : ""}; ${B.int(value("cached_free_blocks"))} of the free ones hold reusable KV`],
       ["loops", ["stop_running", "stop_waiting"].map((column) => { const word = run.word("rounds", column, i); return `${column === "stop_running" ? "running" : "waiting"}: ${word === null ? "did not run" : `${word} (${B.meta.stops[word] || "?"})`}`; }).join("; ")],
-      ["time", `${B.stretch(run.start[i], run.end[i])}${B.logical ? "" : `, ${B.ms(run.end[i] - run.start[i])}`}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
+      ["time", `${B.stretch(run.begin[i], run.end[i])}${B.logical ? "" : `, ${B.ms(run.end[i] - run.begin[i])}`}${run.begin[i] - run.start[i] > 1e-9 && !B.logical ? `, scheduled ${B.ms(run.begin[i] - run.start[i])} earlier while the round before ran` : ""}; ${run.word("rounds", "mode", i)}${value("padded_tokens") !== null ? `, ${B.int(value("padded_tokens"))} tokens with padding` : ""}`],
     ];
     const host = ["schedule_s", "prepare_s", "device_s", "update_s", "record_s"].filter((column) => value(column) !== null).map((column) => `${column.slice(0, -2)} ${B.hostMs(value(column) / 1e6)}`);
     if (host.length) pairs.push(["host and device", host.join(", ")]);
-    if (value("flops") !== null) pairs.push(["work", `${B.short(value("flops") / 1e9)} GFLOP, ${B.short((value("bytes") || 0) / 1e6)} MB`]);
+    if (value("flops") !== null) pairs.push(["work", `${B.flops(value("flops"))}, ${B.bytes(value("bytes") || 0)} of memory traffic`]);
     if (run.facts.batches) {
       const { waiting, running } = run.queues(i), batch = run.batch(i), decisions = run.decisions(i), evictions = run.evictions(i);
       pairs.push(["waiting before", B.el("span", {}, list(waiting))], ["running before", B.el("span", {}, list(running))]);
@@ -149,10 +149,19 @@
         const text = B.roundText(run, i), chosen = B.chosen.run === run && B.chosen.i === i;
         const cell = (name, content, more = {}) => B.el("span", { role: "cell", class: name, title: typeof content === "string" ? content : null, ...more }, content);
         return B.el("div", { role: "row", class: chosen ? "vrow chosen" : "vrow", "aria-rowindex": first + k + 2, onclick: () => { B.show(run, i); } },
-          cell("n", B.int(text.round)), cell("kindmark", text.kind, { style: `--mark:var(--${B.kindColour(text.kind)})` }), cell("", text.waiting), cell("", text.running), cell("", text.batch), cell("why", text.why), cell("", text.free));
+          cell("n", B.int(text.round)), cell("kindmark", text.kind, { style: `--mark:var(--${B.kindColour(text.kind)})` }), cell("", text.waiting), cell("", text.running), cell("", text.batch), cell("why", text.why), cell("", B.freeText(run, i)));
       }));
     };
     list.addEventListener("scroll", () => requestAnimationFrame(draw));
+    // The row of round i comes into view, by as little as it takes; from afar, or where asked, to the middle. False: the search leaves it out.
+    const reveal = (i, middle = false) => {
+      const place = B.lower(found, i), top = place * ROW, height = list.clientHeight;
+      if (found[place] !== i) return false;
+      const off = top < list.scrollTop ? top - list.scrollTop : Math.max(0, top + 2 * ROW - list.scrollTop - height);
+      if (middle || Math.abs(off) > height / 2) list.scrollTop = Math.max(0, top - (height - 2 * ROW) / 2);
+      else if (off) list.scrollTop += off;
+      return true;
+    };
     list.addEventListener("keydown", (press) => {
       const move = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12 }[press.key];
       if (!move || !found.length) return;
@@ -160,8 +169,6 @@
       const here = B.chosen.run === run ? B.lower(found, B.chosen.i) : -1;
       const next = Math.max(0, Math.min(found.length - 1, here + move));
       B.show(run, found[next]);
-      if (next * ROW < list.scrollTop + ROW) list.scrollTop = (next - 1) * ROW;
-      if ((next + 2) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (next + 2) * ROW - list.clientHeight;
     });
     [find, kind, stop, event].forEach((input) => input.addEventListener("input", filter));
     tabs.forEach((tab) => tab.addEventListener("change", () => { setRun(B.runs[+tab.value]); B.choose(run, B.chosen.run ? B.indexAt(run, B.view.cursor ?? 0) : 0); }));
@@ -172,7 +179,22 @@
       title.textContent = `Round ${B.int(run.round[i])}${B.runs.length > 1 ? ` of ${run.name}` : ""}`;
       body.replaceChildren(...details(run, i));
       number.value = run.round[i];
+      reveal(i);
       draw();
+    });
+    B.on("open", (_, i) => {
+      if (!reveal(i, true)) {
+        [find, kind, stop, event].forEach((input) => { input.value = ""; });
+        filter();
+        reveal(i, true);
+      }
+      draw();
+      // Its row above, its detail below the middle of the window.
+      scrollBy({ top: inspector.getBoundingClientRect().top - innerHeight * 0.45, behavior: "instant" });
+      inspector.focus({ preventScroll: true });
+      inspector.classList.remove("opened");
+      inspector.getBoundingClientRect(); // so that it flashes each time
+      inspector.classList.add("opened");
     });
     const step = (by) => B.show(run, (B.chosen.run === run ? B.chosen.i : -1) + by);
     B.$("#why-previous").addEventListener("click", () => step(-1));
@@ -180,7 +202,7 @@
     number.addEventListener("change", () => B.show(run, run.placeOfRound(+number.value)));
     const within = (by) => {
       const here = B.chosen.run === run ? B.chosen.i : -1, place = B.lower(found, by > 0 ? here + 1 : here) - (by > 0 ? 0 : 1);
-      if (place >= 0 && place < found.length) { B.show(run, found[place]); list.scrollTop = Math.max(0, place * ROW - 120); }
+      if (place >= 0 && place < found.length) B.show(run, found[place]);
     };
     B.$("#why-next-found").addEventListener("click", () => within(1));
     B.$("#why-previous-found").addEventListener("click", () => within(-1));
