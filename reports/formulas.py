@@ -11,6 +11,7 @@ SYMBOLS: dict[str, str] = {
     "f": "when it was first scheduled: the end of that round's schedule()",
     "t_1 … t_n": "times of its n output tokens: the end of the round that gave them",
     "T": "end of the last round, counted from the run's beginning",
+    "own time": "of a round: its t_end_s − max(its t_start_s, t_end_s of the round before); its whole duration where rounds do not overlap",
     "B": "max_num_batched_tokens, the token budget",
 }
 
@@ -22,10 +23,10 @@ FORMULAS: dict[str, tuple[str, str]] = {
     "itl": ("t_{i+1} − t_i, every gap of every request, pooled", "inter-token latency"),
     "e2el": ("t_n − a", "end-to-end latency"),
     "queue": ("f − a", "waiting to be scheduled for the first time; queue + prefill + decode = e2el"),
-    "prefill": ("t_1 − f", "from first scheduled to the first token"),
+    "prefill": ("t_1 − f", "from first scheduled to the first token; where rounds overlap it begins with the end of the round before, which still runs then"),
     "decode": ("t_n − t_1", "from the first token to the last"),
-    "preempted": ("Σ (scheduled again − preempted)", "time without blocks after preemptions; inside prefill and decode"),
-    "stalled": ("Σ duration of rounds that it was running in and that did not compute it", "the price of nano's prefill first; inside prefill and decode"),
+    "preempted": ("Σ (scheduled again − preempted), both when they take effect: at the end of the round before, where that still runs", "time without blocks after preemptions; inside prefill and decode"),
+    "stalled": ("Σ own time of rounds that it was running in and that did not compute it", "the price of nano's prefill first; inside prefill and decode"),
     "ttft_admitted": ("t_1 − d", "TTFT as a client that starts its clock when it sends would see it"),
     "e2el_admitted": ("t_n − d", "E2E latency from admission"),
     "queue_admitted": ("f − d", "queueing inside the scheduler"),

@@ -28,7 +28,8 @@ class GapCauses:
     num_gaps: int
     least_s: float
     preempted: int  # its request lost its blocks
-    hiccup: int  # neither the device nor recorded host work took half of it
+    hiccup: int  # neither the device nor recorded host work took half of it, nor a launch
+    launch: int  # the device took less than half; the next round's kernels were launched one by one meanwhile
     host: int  # the host took half of it, the device did not
     passed_by_prefill: int  # most of it in rounds that did not compute it and prefilled others
     passed_by: int  # most of it in rounds that did not compute it, without prefill
@@ -68,8 +69,11 @@ def gap_causes(run: Run, gaps: pl.DataFrame) -> GapCauses | None:
     known = within((pl.col("cause") == "unknown").cast(pl.Float64), last + 1) == 0
     idle_device = known & (device < HALF * all_of_it)
     preempted = _preempted(run, rounds, top, first, last)
-    hiccup = ~preempted & idle_device & (host < HALF * all_of_it)
-    by_host = ~preempted & idle_device & ~hiccup
+    neither = ~preempted & idle_device & (host < HALF * all_of_it)
+    of_launch, of_hiccup = (within(own_s * (pl.col("cause") == cause), last + 1) for cause in ("launch", "hiccup"))
+    launch = neither & (of_launch > of_hiccup)
+    hiccup = neither & ~launch
+    by_host = ~preempted & idle_device & ~neither
     rest = ~preempted & ~idle_device
     passed = rest & (last > first) & (before >= HALF * all_of_it - 1e-9)
     fed = within(pl.col("prefill_tokens"), last) > 0
@@ -84,6 +88,7 @@ def gap_causes(run: Run, gaps: pl.DataFrame) -> GapCauses | None:
         least_s=float(top["itl"][-1]),
         preempted=int(preempted.sum()),
         hiccup=int(hiccup.sum()),
+        launch=int(launch.sum()),
         host=int(by_host.sum()),
         passed_by_prefill=int((passed & fed).sum()),
         passed_by=int((passed & ~fed).sum()),
@@ -122,6 +127,7 @@ def causes_text(found: GapCauses, under: str, unit: Unit) -> str:
         (found.shared, "shared their round with prefill tokens", "shared its round with prefill tokens"),
         (found.preempted, "lost their blocks to a preemption", "lost its blocks to a preemption"),
         (found.host, "waited for the host, the device idle for more than half of them", "waited for the host, the device idle for more than half of it"),
+        (found.launch, "waited for the launch of the next round, which has no CUDA graph", "waited for the launch of the next round, which has no CUDA graph"),
         (found.hiccup, "are hiccups of the machine: neither the device nor recorded host work took half of them", "met a hiccup of the machine: neither the device nor recorded host work took half of it"),
         (found.own, f"are rounds of decodes alone{size}", f"was in a round of decodes alone{size}"),
     )  # fmt: skip

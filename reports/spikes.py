@@ -15,6 +15,12 @@ from reports.round_causes import round_causes
 from reports.run import Run
 
 SPIKES = 8
+# What else took the time of a round in which the device worked for less than half.
+REST = {
+    "host": "",
+    "launch": "; the rest went to launching the next round, which has no CUDA graph",
+    "hiccup": "; the rest is a hiccup",
+}
 WORTH_SAYING = 0.2  # of a gap: the share from which on the other part of it is told too
 SLOWEST = 0.1  # share of the finished requests, by TTFT, whose waiting is explained
 
@@ -152,9 +158,10 @@ class _Told:
     def odd(self, row: dict[str, Any]) -> str:
         """What is not as in most rounds: no graph, or a device that waited."""
         parts = ["eager"] if self.graphs and row["mode"] == "eager" else []
-        if row["cause"] in ("host", "hiccup"):
-            parts.append(f"the device worked for {_ms(row['device_s'])} of it, the host for {_ms(row['host_s'])}")
-            parts[-1] += "; the rest is a hiccup" if row["cause"] == "hiccup" else ""
+        if row["cause"] in REST:
+            parts.append(
+                f"the device worked for {_ms(row['device_s'])} of it, the host for {_ms(row['host_s'])}{REST[row['cause']]}"
+            )
         return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -122,6 +122,7 @@ def test_a_gap_is_put_down_to_what_took_most_of_it(tmp_path: Path, decode_ms: in
 @pytest.mark.parametrize(
     ("measured", "field", "words"),
     [
+        ({"device_s": 0.2, "schedule_s": 0.1, "after": "eager"}, "launch", "all waited for the launch of the next round, which has no CUDA graph."),
         ({"device_s": 0.7, "mode": "graph"}, "shared", "all shared their round with prefill tokens."),
         ({"device_s": 0.7, "mode": "eager"}, "shared", "tokens; all of them lay mostly in rounds without a CUDA graph (eager)."),
         ({"device_s": 0.2, "schedule_s": 0.6}, "host", "all waited for the host, the device idle for more than half of them."),
@@ -140,11 +141,11 @@ def test_what_made_a_round_long_is_read_from_its_device_and_host_times(
             device_s=pl.when(long).then(span * float(measured["device_s"])).otherwise(span),
             schedule_s=pl.when(long).then(span * float(measured.get("schedule_s", 0.0))).otherwise(0.0),
             prepare_s=pl.lit(0.0), update_s=pl.lit(0.0), record_s=pl.lit(0.0),
-            mode=pl.when(long).then(pl.lit(measured.get("mode", "graph"))).otherwise(pl.lit("graph")),
+            mode=pl.when(long).then(pl.lit(measured.get("mode", "graph"))).when(long.shift(1).fill_null(False)).then(pl.lit(measured.get("after", "graph"))).otherwise(pl.lit("graph")),
         )  # fmt: skip
         frame.write_parquet(part)
     again = open_run(run.path)
-    again.manifest["clock"] = "wall"
+    again.manifest.update(clock="wall", overlapped="after" in measured)
     found = gap_causes(again, metrics.itl(again).collect())
     assert found is not None and getattr(found, field) == found.num_gaps
     assert asked(again)[1].paragraphs[0].endswith(words)
