@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from benchctl.buffers import RowBuffer, decision_buffer
-from benchctl.round_buffers import fold
 from benchctl.digest import NULL, DecisionDigest, word
 from benchctl.ledger import Ledger, RoundSpan
+from benchctl.round_buffers import fold
 from engines.interface import ScheduledBatch
 
 
