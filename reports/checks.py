@@ -17,6 +17,7 @@ from reports import metrics
 from reports.blocks import ghost_hits
 from reports.load import early_turns, retimed
 from reports.numbers import plural
+from reports.own_time import own_scheduled
 from reports.run import Run
 from reports.simulated_error import error_text
 
@@ -204,9 +205,9 @@ def _cold(run: Run) -> list[Check]:
     """Rounds that were the first of their shape and took far longer than the others of it."""
     if run.engine != "torch":
         return []
-    spent = pl.col("t_executed_s") - pl.col("t_scheduled_s")
+    spent = pl.col("t_executed_s") - own_scheduled()
     shapes = (
-        run.scan("rounds").filter(pl.col("kind") != "empty").with_columns(spent.alias("spent"))
+        run.scan("rounds").sort("round").with_columns(spent.alias("spent")).filter(pl.col("kind") != "empty")
         .group_by("kind", "mode", "padded_tokens")
         .agg(pl.len().alias("n"), pl.col("spent").sort_by("round").first().alias("first"), pl.col("spent").median().alias("usual"))
         .filter((pl.col("n") >= 5) & (pl.col("first") >= COLD_FACTOR * pl.col("usual")) & (pl.col("first") - pl.col("usual") > 0.001))

@@ -43,7 +43,7 @@ def queue() -> pl.Expr:
 
 
 def prefill() -> pl.Expr:
-    """t_1 - f."""
+    """t_1 - f. Where rounds overlap f lies before the end of the round before, so that end is part of it, as in vLLM's metrics."""
     return pl.col("first_token_s") - pl.col("first_scheduled_s")
 
 
@@ -58,7 +58,7 @@ def preempted() -> pl.Expr:
 
 
 def stalled() -> pl.Expr:
-    """Time of the rounds in which it was running and was not computed; lies inside decode (and a chunked prefill)."""
+    """Own time (`own_time`) of the rounds in which it was running and was not computed; lies inside decode (and a chunked prefill)."""
     return pl.col("stalled_s")
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from engines.interface import SchedulerConfig
 from reports import metrics
+from reports.checks import checks
 from reports.decision_work import STANDING, step_table, wait_table
 from reports.own_time import charged, own_start, own_time
 from reports.perfetto import events
@@ -17,6 +19,7 @@ from reports.phases import phases
 from reports.run import Run, open_run
 from reports.spikes import spikes
 from tests.command_line import call, rows, write_trace
+from tests.fake_run import record_run, request_of
 
 Capture = pytest.CaptureFixture[str]
 NANOSECOND = 1e-9
@@ -128,3 +131,23 @@ def test_slices_of_the_timeline_follow_each_other(overlapped: dict[str, Run]) ->
     slices = [event for event in events(run, "vllm") if event.get("cat") == "round"]
     for before, after in zip(slices, slices[1:], strict=False):
         assert after["ts"] >= before["ts"] + before["dur"] - 0.002  # microseconds, rounded
+
+
+def test_a_round_behind_a_long_one_is_not_cold(tmp_path: Path) -> None:
+    """Prefills of 4 tokens, the first scheduled 90 ms before the round under way ended: only its own 10 ms count."""
+    config = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
+    arrivals = [(3 * k + 1, request_of(k, f"r{k}", 4, 2)) for k in range(8)]
+    made = {"clock": "wall", "engine": "torch", "overlapped": True}
+    path = record_run(tmp_path / "nano", "nano", config, arrivals, duration_of=lambda _: 0.01, manifest=made)
+    early = pl.when(pl.col("round") == pl.col("round").min()).then(0.09).otherwise(0.0)
+    for part in path.glob("rounds-*.parquet"):
+        frame = pl.read_parquet(part)
+        shifted = frame.with_columns(pl.col("t_start_s", "t_scheduled_s", "t_executed_s", "t_end_s") + 1.0)
+        before = shifted.head(1).with_columns(
+            pl.lit(0).alias("round"), pl.lit("decode").alias("kind"), pl.lit(0.5).alias("t_start_s"), pl.lit(0.5).alias("t_scheduled_s"),
+            pl.lit(1.0).alias("t_executed_s"), pl.lit(1.0).alias("t_end_s"),
+        )  # fmt: skip
+        late = shifted.with_columns(pl.col("t_start_s") - early, pl.col("t_scheduled_s") - early)
+        pl.concat([before, late], how="vertical_relaxed").write_parquet(part)
+    cold = [check for check in checks(open_run(path)) if "cold" in check.what]
+    assert not cold, cold

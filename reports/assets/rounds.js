@@ -154,7 +154,7 @@
     // Times of one clock: what was measured on the host and the device, or, without a device, what the engine's formula gave.
     const ticks = run.facts.clock === "rounds"; // there a round has no duration but its tick
     const measured = run.has("device_s"), host = (column) => (i) => { const value = run.value(column, i); return value > 0 ? value / 1000 : 0; };
-    const forward = { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - run.scheduled[i]) * 1000 };
+    const forward = { name: "forward pass", colour: "h-device", of: (i) => (run.executed[i] - Math.max(run.scheduled[i], run.begin[i])) * 1000 };
     const parts = [["schedule_s", "h-schedule"], ["prepare_s", "h-prepare"], ["device_s", "h-device"], ["update_s", "h-update"], ["record_s", "h-record"]].filter(([column]) => run.has(column));
     const durations = measured || ticks ? parts.map(([column, colour]) => ({ name: column.slice(0, -2), colour, of: host(column) })) : [forward];
     // Where rounds overlap the host works beside the device: lines, as a stack would add them up.
