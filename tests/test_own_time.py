@@ -66,6 +66,20 @@ def test_no_request_stands_still_for_longer_than_it_lives(overlapped: dict[str, 
     assert paid["nano"] > 0.1, "nano makes running requests wait, so the bound says something"
 
 
+def test_a_life_is_its_own_rounds_and_those_that_passed_it_by(overlapped: dict[str, Run]) -> None:
+    """From its first round's own time to its last token: no moment is left out, and none counts twice."""
+    for run in overlapped.values():
+        rounds = run.read("rounds").sort("round").with_columns(own_time().alias("own_s"), own_start().alias("from_s"))
+        idle = float((rounds["from_s"] - rounds["t_end_s"].shift(1)).sum())
+        computed = (
+            run.scan("batches").join(rounds.lazy(), on="round").group_by("request")
+            .agg(pl.col("own_s").sum(), pl.col("from_s").min()).collect()
+        )  # fmt: skip
+        both = run.read("requests").filter(pl.col("preemptions") == 0).join(computed, on="request")
+        left = both["finished_s"] - both["from_s"] - both["own_s"] - both["stalled_s"]
+        assert both.height > 10 and left.min() > -NANOSECOND and left.max() < idle + NANOSECOND  # type: ignore[operator]
+
+
 def test_the_recorder_and_the_tables_agree(overlapped: dict[str, Run]) -> None:
     for run in overlapped.values():
         told = run.read("requests").sort("request")
