@@ -31,17 +31,20 @@ def arrivals_text(run: Run) -> str | None:
     """How the arrivals were made, the loop's kind with it: `--request-rate 170 (Poisson), … · open loop`."""
     arrivals, load = run.manifest.get("arrivals"), run.manifest.get("load")
     rate, scale = run.setting("request_rate"), run.setting("time_scale")
+    turns = arrivals == "session"  # then only conversations begin so, and their span is not that of the trace
     text = str(arrivals) if arrivals else ""
     if rate is not None and math.isinf(float(rate)):
         text = "all at once (--request-rate inf)"
     elif rate is not None:
         shape = run.setting("burstiness", 1.0)
         gaps = "Poisson" if shape == 1 else f"gamma gaps of shape {shape:g}"
-        text = f"drawn anew by --request-rate {rate:g} ({gaps})" + _squeezed(run)
+        text = f"drawn anew by --request-rate {rate:g} ({gaps})" + ("" if turns else _squeezed(run))
     elif scale is not None:
-        text = f"the trace's, gaps × {scale:g}" + _squeezed(run)
-    elif text == "trace":
+        text = f"the trace's, gaps × {scale:g}" + ("" if turns else _squeezed(run))
+    elif text in ("trace", "session"):
         text = "at the trace's own times"
+    if turns:
+        text = f"of conversations {text}; a later turn after the turn before it has ended (--arrivals session)"
     cap = run.setting("max_concurrency")
     loop = f"{load} loop" + (f", at most {cap} at once" if cap else "") if load else None
     return " · ".join(part for part in (text, loop) if part) or None
@@ -52,7 +55,7 @@ def _squeezed(run: Run) -> str:
     trace = run.manifest.get("trace")
     span = trace.get("span_s") if isinstance(trace, dict) else None
     first, last = arrival_span(run)
-    if not span or last is None or first is None or last <= first:
+    if run.clock == "rounds" or not span or last is None or first is None or last <= first:
         return ""
     return f": {number(float(span))} s of trace in {number(last - first)} s"
 

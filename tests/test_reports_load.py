@@ -51,6 +51,10 @@ def test_the_head_says_how_arrivals_were_made(tmp_path: Path) -> None:
     )
     drawn.manifest["config"] = {"request_rate": {"value": float("inf")}}
     assert arrivals_text(drawn) == "all at once (--request-rate inf) · closed loop"
+    drawn.manifest.update({"arrivals": "session", "load": "open", "config": {}})
+    assert arrivals_text(drawn) == (
+        "of conversations at the trace's own times; a later turn after the turn before it has ended (--arrivals session) · open loop"
+    )
 
 
 def test_a_load_that_was_finished_as_it_came_sets_the_throughput(tmp_path: Path) -> None:
