@@ -108,7 +108,7 @@ def _facts(run: Run, summary: Summary) -> list[tuple[str, str]]:
         ("cache", _cache_state(run)),
         ("status", run.status),
     ]
-    return [(label, shortened(str(value))) for label, value in facts if value not in (None, "")]
+    return [(label, shortened(str(value), 200)) for label, value in facts if value not in (None, "")]
 
 
 def _weights(run: Run) -> str | None:
