@@ -120,7 +120,11 @@ def causes_text(found: GapCauses, under: str, unit: Unit) -> str:
     """In the order of their number; of one gap without a number. `under`: the run's name and a colon, where there are several."""
     many = found.num_gaps != 1
     large = found.decodes is not None and found.usual_decodes is not None and found.decodes > 1.1 * found.usual_decodes
-    size = f", of {found.decodes:,.0f} on average against {found.usual_decodes:,.0f} in all rounds" if large else ""
+    size = (
+        f" ({found.decodes:,.0f} a round on average, against {found.usual_decodes:,.0f} in all that decode)"
+        if large
+        else ""
+    )
     words = (
         (found.passed_by_prefill, "waited through rounds that prefilled others", "waited through rounds that prefilled others"),
         (found.passed_by, "waited through other rounds that did not compute them", "waited through other rounds that did not compute it"),
