@@ -341,7 +341,11 @@ def show(command: Command, results: list[RunResult], out: Path | None, err: Cons
     if hint is not None:
         stdout.print(hint)
     for result in results:
-        line(wide, result.name, f"{result.folder}  {result.status}, digest {result.manifest.get('digest')}")
+        line(
+            wide,
+            result.name,
+            f"{result.folder}  {result.status}, digest {result.manifest.get('digest') or 'none (--records summary)'}",
+        )
     if page is not None:
         line(wide, "report", str(page))
     return page_written

@@ -14,6 +14,7 @@ import xxhash
 from reports import metrics
 from reports.run import Run
 from reports.summary import summarize
+from traces.errors import BenchctlError
 
 Counter = int | float | str
 
@@ -70,7 +71,14 @@ def counters(run: Run) -> dict[str, Counter]:
         out |= {"peak_blocks": peak, "mean_blocks": mean_blocks(run)}
     for loop in ("waiting", "running"):
         out |= {f"stop_{loop}.{reason}": count for reason, count in sorted(metrics.stop_histogram(run, loop).items())}
-    out["decision_digest"] = str(run.manifest.get("digest"))
+    digest = run.manifest.get("digest")
+    if digest is None and not measures_time(run):
+        raise BenchctlError(
+            f"the run kept --records {run.manifest.get('records')}: its decisions have no digest to hold against the baseline",
+            where=str(run.path),
+            fix="record it with --records compact or full",
+        )
+    out["decision_digest"] = str(digest)
     return out
 
 

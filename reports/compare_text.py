@@ -60,7 +60,9 @@ def _head(comparison: Comparison) -> list[Element]:
     for mark, side in (("A", a), ("B", b)):
         more = f" and {len(side.runs) - 1} more" if len(side.runs) > 1 else ""
         out.append(
-            Text(f"{mark}  {side.first.shown}{more}, {side.first.status}, digest {side.first.manifest.get('digest')}")
+            Text(
+                f"{mark}  {side.first.shown}{more}, {side.first.status}, digest {side.first.manifest.get('digest') or 'none (--records summary)'}"
+            )
         )
     if comparison.warnings:
         out += [Heading("Before you read the figures"), Items(tuple(comparison.warnings))]

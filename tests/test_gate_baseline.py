@@ -293,6 +293,13 @@ def test_a_broken_or_killed_run_is_no_result(made: Path, capfd: pytest.CaptureFi
     assert gate(capfd, made, relabel(made / "out/nano", made / "cut", status="running")).code == 2
 
 
+def test_a_run_without_a_digest_of_its_decisions_is_refused(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    short = replay(capfd, made / "t.jsonl", made / "short", "--scheduler", "nano", "--records", "summary")
+    for more in ([], ["--update"]):
+        answer = gate(capfd, made, short, *more)
+        assert answer.code == 2 and "no digest to hold against the baseline" in answer.err, answer.err
+
+
 def test_update_keeps_tolerances_and_prints_the_change(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     edit(made, tolerances={"preemptions": {"max_increase": "5%"}, "decision_digest": {"ignore": True}})
     other = replay(capfd, made / "t.jsonl", made / "seats", "--scheduler", "nano", "--max-num-seqs", 4)
