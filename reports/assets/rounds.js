@@ -137,11 +137,12 @@
       for (const code of run.tables.rounds[column]) counts.set(code, (counts.get(code) || 0) + 1);
       return [...counts].sort((a, b) => b[1] - a[1]).map(([code]) => run.words[column][code]);
     };
+    const NOT_SAID = new Set([null, "null", "simulated"]); // the modes of engines without a device, and loops that never ran
     // A strip for what differs from round to round; what is the same in all is a line of text.
     const stripOrLine = (title, column, tint) => {
       const words = wordsOf(column);
       if (words.length > 1) lanes.push({ title, height: 20, keys: words.map((word) => ({ name: word === null ? "did not run" : word, colour: word === null ? "bg" : tint(word) })), draw: (plane) => { strip(plane, run, column, tint); return 1; } });
-      else if (words.length && words[0] !== null) same.push([title, words[0]]);
+      else if (words.length && !NOT_SAID.has(words[0])) same.push([title, words[0]]);
     };
     const batch = [{ name: "decode", colour: "c-decode", of: of("decode_tokens") }, { name: "prefill", colour: "c-prefill", of: of("prefill_tokens") }];
     const cached = [{ name: "cached (not computed)", colour: "c-cached", of: of("cached_tokens") }];
