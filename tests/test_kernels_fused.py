@@ -10,6 +10,7 @@ from engines.kernels.activation import silu_mul
 from engines.kernels.linear import FewRowsConfig, few_rows_linear
 from engines.kernels.norms import add_norm, embed_norm
 from engines.kernels.rope import rope_and_store
+from engines.kernels.rows import take_rows
 from engines.kernels.sampling import num_blocks, sample
 from engines.kernels.tables import update_tables
 from engines.model.transformer import apply_rope, rms_norm
@@ -79,6 +80,16 @@ def test_add_norm_sums_partial_products(parts, dtype):
     again = torch.empty_like(out)
     add_norm(None, residual, weight, again, i32([5]), 1e-5)
     assert torch.equal(again[:5], out[:5]), "the residual has it already"
+
+
+@pytest.mark.parametrize(("width_a", "width_b"), [(96, 200), (1500, 64)])
+def test_take_rows(width_a, width_b):
+    a, b = rand(6, width_a), rand(6, width_b, seed=1)
+    out_a, out_b = torch.full((4, width_a), 9.0, device=DEVICE), torch.full((4, width_b), 9.0, device=DEVICE)
+    rows = [5, 0, 5, 1 << 30]
+    take_rows(a, out_a, b, out_b, i32(rows), i32([3]))
+    assert torch.equal(out_a[:3], a[rows[:3]]) and torch.equal(out_b[:3], b[rows[:3]])
+    assert (out_a[3] == 9).all() and (out_b[3] == 9).all(), "a row beyond the count was written"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -186,12 +186,12 @@ def test_curves_end_level_or_go_on() -> None:
 def test_padding_goes_to_the_next_size_and_stops_where_there_is_none() -> None:
     graphs = graph_sizes(512, 16384)
     assert [padded(graphs, False, n, n) for n in (1, 3, 9, 128, 129, 512)] == [1, 4, 16, 128, 160, 512]
-    assert [padded(graphs, True, n, 1) for n in (5, 65, 2048, 2049)] == [64, 128, 2048, 2049]
+    assert [padded(graphs, True, n, 1) for n in (5, 65, 2048, 2049, 2561)] == [64, 128, 2048, 2304, 2561]
     assert (
         padded(graphs, True, 500, 100, tiles=100, tokens_per_tile=128) == 500
     )  # 100 short chunks: no graph has room for them
     assert padded(graphs, True, 500, 30, tiles=20, tokens_per_tile=64) == 512
-    assert padded(graphs, True, 500, 30, tiles=26, tokens_per_tile=64) == 768
+    assert padded(graphs, True, 500, 30, tiles=26, tokens_per_tile=64) == 640
     assert padded(graphs, True, 300, 257) == 300  # more sequences than a graph with prefill holds
     assert padded(Graphs(), False, 3, 3) == 3
 

@@ -52,7 +52,7 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Graphs:
     """The sizes that the Triton engine captures for these limits (`TritonEngine._graph_shapes`; a test holds them equal)."""
     max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
     steps = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, max_num_seqs + 64, 64))
-    chunks = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+    chunks = (64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304, 2560)
     return Graphs(
         decode=tuple(sorted({min(n, max_num_seqs) for n in steps})),
         prefill=tuple(sorted({min(n, max_num_batched_tokens) for n in chunks})),

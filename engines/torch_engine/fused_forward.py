@@ -2,11 +2,13 @@
 
 The same computation as engines/model/transformer.py, whose weights it reads. A layer takes nine launches: product of q, k, v
 · norm, RoPE, KV write · attention (· combine) · output product · residual and norm · product of gate, up · SiLU · down
-product · residual and norm. All K and V of a layer are written before its attention.
+product · residual and norm. All K and V of a layer are written before its attention. Beside chunks, what follows the last
+layer's attention is computed for the rows that yield a token alone: nothing reads the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,15 +21,14 @@ from engines.kernels.chunk_attention import chunk_attention, own_rows
 from engines.kernels.linear import few_rows_linear
 from engines.kernels.norms import add_norm, embed_norm
 from engines.kernels.rope import rope_and_store
+from engines.kernels.rows import take_rows
 from engines.kernels.tables import update_tables
 from engines.model.config import ModelConfig
 from engines.model.transformer import Model
 from engines.torch_engine import tuning
 from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs, Shape
 
-MANY_ROWS = (
-    2049  # above the largest round in a graph: a product that adds costs less than a kernel that reads both again
-)
+MANY_ROWS = 2049  # from here on a product that adds costs less than a kernel that reads both again
 
 
 def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_seqs: int, max_model_len: int) -> int:
@@ -35,7 +36,7 @@ def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_s
     c, size = config, dtype.itemsize
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     per_token = 3 * c.hidden_size + (q + 2 * kv) + 2 * q + 3 * c.intermediate_size
-    per_seq = (c.hidden_size + c.vocab_size) * size + 8 * sampling.num_blocks(c.vocab_size)
+    per_seq = (q + 2 * c.hidden_size + c.vocab_size) * size + 8 * sampling.num_blocks(c.vocab_size)
     splits = 32 * 512 * c.head_dim * 8 + 4 * 16 * max(q + 2 * kv, 2 * c.intermediate_size) * 4
     return max_tokens * per_token * size + max_seqs * per_seq + max_model_len * c.head_dim * 4 + splits + (64 << 20)
 
@@ -82,6 +83,9 @@ class FusedForward:
         self.added = buffer(max_tokens, c.hidden_size)
         self.gate_up = buffer(max_tokens, 2 * c.intermediate_size)
         self.activated = buffer(max_tokens, c.intermediate_size)
+        # Of the rows that yield a token: what the last layer attended to, the residual stream, the head's input.
+        self.last_attended = buffer(max_seqs, q_size)
+        self.last_residual = buffer(max_seqs, c.hidden_size)
         self.last = buffer(max_seqs, c.hidden_size)
         self.logits = buffer(max_seqs, c.vocab_size)
         blocks = sampling.num_blocks(c.vocab_size)
@@ -153,14 +157,14 @@ class FusedForward:
             return None
         return self._sum_linear(x, weight, self.added[:rows])
 
-    def run(self, inputs: DeviceInputs, num_layers: int | None = None) -> None:
+    def run(self, inputs: DeviceInputs, layers: Sequence[int] | None = None) -> None:
         """Launch a round of `inputs.shape`; its tokens end up in `self.tokens`, its logits in `self.logits`.
 
-        `num_layers`: stop after so many (to have every kernel compiled).
+        `layers`: these alone (to have every kernel compiled or loaded).
         """
         c, w, shape = self.model.local, self.model.weights, inputs.shape
         eps, rows, seqs = c.rms_norm_eps, shape.num_tokens, shape.num_seqs
-        num_tokens = inputs.count(TOKENS)
+        num_tokens, num_yields = inputs.count(TOKENS), inputs.count(YIELDS)
         update_tables(
             self.block_tables,
             inputs["update_row"],
@@ -171,7 +175,9 @@ class FusedForward:
         residual, x, q, attended = self.residual[:rows], self.x[:rows], self.q[:rows], self.attended[:rows]
         self._embed(inputs, residual, x, num_tokens)
         added: Tensor | None = None
-        for i, layer in enumerate(w.layers[:num_layers]):
+        picked = False  # only rows that yield a token are left, in their order
+        for i in range(c.num_layers) if layers is None else layers:
+            layer = w.layers[i]
             qkv = self._linear(x, layer.qkv, self.qkv[:rows])
             rope_and_store(
                 qkv, layer.qkv_bias, q, self.k_cache[i], self.v_cache[i], layer.q_norm, layer.k_norm, self.cos, self.sin,
@@ -179,6 +185,12 @@ class FusedForward:
                 self.qkv[:rows] if self._reads_own(shape) else None,
             )  # fmt: skip
             self._attend(i, inputs, q, attended.view(rows, c.num_heads, c.head_dim))
+            if i + 1 == c.num_layers and seqs < rows:
+                take_rows(
+                    attended, self.last_attended[:seqs], residual, self.last_residual[:seqs], inputs["yield_rows"], num_yields
+                )  # fmt: skip
+                attended, residual, x = self.last_attended[:seqs], self.last_residual[:seqs], self.x[:seqs]
+                rows, num_tokens, picked = seqs, num_yields, True
             added = self._add_linear(attended, layer.out, residual)
             add_norm(added, residual, layer.post_attention_norm, x, num_tokens, eps)
             gate_up = self._linear(x, layer.gate_up, self.gate_up[:rows])
@@ -187,7 +199,7 @@ class FusedForward:
             if i + 1 < c.num_layers:
                 add_norm(added, residual, w.layers[i + 1].input_norm, x, num_tokens, eps)
         last = self.last[:seqs]
-        add_norm(added, residual, w.norm, last, inputs.count(YIELDS), eps, rows=inputs["yield_rows"])
+        add_norm(added, residual, w.norm, last, num_yields, eps, rows=None if picked else inputs["yield_rows"])
         torch.mm(last, w.lm_head.t(), out=self.logits[:seqs])
         keys = inputs["keys"] if self.temperature > 0 else None
         parallel = self.model.parallel
@@ -198,7 +210,7 @@ class FusedForward:
             self.best[:seqs],
             self.best_token[:seqs],
             self.tokens[:seqs],
-            inputs.count(YIELDS),
+            num_yields,
             self.temperature,
             first,
             parallel.gather if parallel.size > 1 else None,

@@ -26,7 +26,7 @@ from engines.torch_engine.work import Work
 from traces.errors import BenchctlError
 
 IN_FLIGHT = 4  # rounds whose host buffers are kept apart
-MAX_GRAPH_CHUNK_TOKENS = 2048  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
+MAX_GRAPH_CHUNK_TOKENS = 2560  # rounds with prefill up to here are worth a graph: above, the device outlasts the host
 
 
 @dataclass(slots=True)
@@ -136,6 +136,7 @@ class TritonEngine:
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
         self.work = Work(self.model)
+        self._first_and_last = sorted({0, self.model.config.num_layers - 1})  # which differ in what is launched
         if on_card:
             self._compile_kernels()
             self._load_kernels(16 if enforce_eager else MAX_GRAPH_CHUNK_TOKENS)
@@ -167,7 +168,7 @@ class TritonEngine:
         chunks = sorted(
             {
                 min(n, self.max_tokens)
-                for n in (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+                for n in (64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304, 2560)
                 if n <= MAX_GRAPH_CHUNK_TOKENS
             }
         )
@@ -188,18 +189,20 @@ class TritonEngine:
         self.inputs.zero_()  # counts of 0
         with compiling():
             for shape in shapes:
-                self.forward.run(DeviceInputs.of(shape, self.inputs), num_layers=1)
+                self.forward.run(DeviceInputs.of(shape, self.inputs), layers=self._first_and_last)
 
     @torch.inference_mode()
     def _load_kernels(self, above: int) -> None:
-        """One layer of rounds without a graph, at sizes from `above` on: a kernel, the library's too, is loaded when it first runs, which
+        """Two layers of rounds without a graph, at sizes from `above` on: a kernel, the library's too, is loaded when it first runs, which
         takes the driver up to half a second."""
         self.inputs.zero_()
         for num_tokens in {*range(above + 1, self.max_tokens, 1024), self.max_tokens}:
             num_seqs = min(num_tokens, self.max_seqs)
             exact = self._exact_shape(num_tokens, num_seqs, self._most_tiles(num_tokens, num_seqs), 64)
             for keys in ("own", "fresh", "blocks"):
-                self.forward.run(DeviceInputs.of(replace(exact, chunk_keys=keys), self.inputs), num_layers=1)
+                self.forward.run(
+                    DeviceInputs.of(replace(exact, chunk_keys=keys), self.inputs), layers=self._first_and_last
+                )
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
