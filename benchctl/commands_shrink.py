@@ -22,7 +22,7 @@ REPLAYED = {"allow_extra_args": True, "ignore_unknown_options": True}
 @app.command(context_settings=REPLAYED)
 def shrink(
     context: typer.Context,
-    trace: Annotated[str, typer.Argument(help="A trace that shows it.", show_default=False)],
+    trace: Annotated[str, typer.Argument(help="A trace that shows it, or a bundled one by name.", show_default=False)],
     where: Annotated[
         str,
         opt(

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from benchctl.sweep_spec import FILES, Cell
+from benchctl.sweep_spec import FILES, Cell, place_of
 from benchctl.sweep_workers import Result, needs_device, replay_here, result_of, words_of
 from traces.errors import BenchctlError
 
@@ -85,7 +85,7 @@ class RayWorkers:
         return max(self.cpus, 1)
 
     def submit(self, cell: Cell) -> Future[Result]:
-        files = {name: self._sent(str(cell.settings[name])) for name in SENT if name in cell.settings}
+        files = {name: self._sent(place_of(name, str(cell.settings[name]))) for name in SENT if name in cell.settings}
         files = {name: sent for name, sent in files.items() if sent is not None}
         options = {"num_gpus": 1} if needs_device(cell) and self.gpus else {}
         ref = self._task.options(**options).remote(dict(cell.settings), list(files), *files.values())
@@ -102,7 +102,7 @@ class RayWorkers:
             self._ray.shutdown()
 
     def _sent(self, path: str) -> Any:
-        """The file or folder in the object store, once; None where it is none (a bundled trace's name, say)."""
+        """The file or folder in the object store, once; None where there is none."""
         if not Path(path).exists():
             return None
         if path not in self._objects:

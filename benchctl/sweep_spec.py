@@ -38,6 +38,7 @@ import xxhash
 from benchctl.app import app
 from benchctl.parse import parse_goodput
 from traces.errors import BenchctlError
+from traces.files import resolve
 
 Value = str | int | float | bool
 TOP = ("base", "grid", "random", "list", "sample", "seed", "repeat", "goodput", "attainment")
@@ -84,7 +85,12 @@ def make_cell(settings: Mapping[str, Value]) -> Cell:
 
 
 def place_of(name: str, value: str) -> str:
-    """Where the file lies that a setting names: a profile may go by its name alone."""
+    """Where the file lies that a setting names: a trace and a profile may go by their names alone."""
+    if name == "trace":
+        try:
+            return str(resolve(value)[0])
+        except BenchctlError:
+            return value
     if name == "profile" and not Path(value).is_file():
         from benchctl.profiles import named_profiles
 
@@ -94,7 +100,7 @@ def place_of(name: str, value: str) -> str:
 
 @cache
 def digest_of(path: str) -> str | None:
-    """xxh3 of a file's bytes; None where it is no file (a bundled name, say)."""
+    """xxh3 of a file's bytes; None where it is no file."""
     digest = xxhash.xxh3_64()
     try:
         with open(path, "rb") as file:

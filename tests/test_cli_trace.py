@@ -168,3 +168,28 @@ def test_a_mistake_is_one_clear_error_and_exit_2(
     answer = call(capfd, "trace", *line.format(azure="a.csv").split())
     assert answer.code == 2 and said in answer.err and "Traceback" not in answer.err
     assert not (tmp_path / "o.jsonl").exists() and not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "replay walkthrough --engine null --no-report --out r",
+        "sweep walkthrough --set scheduler=vllm --set engine=null --out s",
+        "shrink lessons/05-chunking --where rounds>3 --scheduler nano -o o.jsonl",
+        "trace info walkthrough",
+        "trace validate walkthrough",
+        "trace slice walkthrough --first 2 -o o.jsonl",
+        "trace scale walkthrough --speedup 2 -o o.jsonl",
+        "trace sort walkthrough -o o.jsonl",
+        "trace shuffle-arrivals walkthrough -o o.jsonl",
+        "trace merge walkthrough burst -o o.jsonl",
+        "trace export walkthrough --to mooncake -o o.jsonl",
+        "trace synth like:walkthrough -o o.jsonl",
+    ],
+)
+def test_every_command_that_takes_a_trace_takes_a_bundled_ones_name(
+    words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = call(capfd, *words.split())
+    assert answer.code == 0, answer.err

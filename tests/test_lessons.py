@@ -442,11 +442,11 @@ def test_there_are_sixteen_lessons_each_valid_small_and_with_its_limits() -> Non
 
 def test_a_lesson_is_found_by_its_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("lessons/05-chunking.jsonl", "traces/lessons/05-chunking.jsonl"):
+    for name in ("lessons/05-chunking", "lessons/05-chunking.jsonl", "traces/lessons/05-chunking.jsonl"):
         assert open_trace(name).name == "05-chunking"
     with pytest.raises(BenchctlError, match="no such trace: lessons/05.jsonl") as refused:
         open_trace("lessons/05.jsonl")
-    assert all(name in str(refused.value.fix) for name in bundled_lessons())
+    assert all(name.removesuffix(".jsonl") in str(refused.value.fix) for name in bundled_lessons())
     for name in ("05-chunking.jsonl", "elsewhere/lessons/05-chunking.jsonl", "lessons", "lessons/../walkthrough.jsonl"):
         with pytest.raises(BenchctlError, match="no such trace"):
             open_trace(name)

@@ -319,21 +319,56 @@ def test_times_in_ticks_and_times_from_an_epoch_are_noted(tmp_path: Path) -> Non
 
 def test_a_bundled_trace_is_found_by_its_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("traces/walkthrough.jsonl", "walkthrough.jsonl"):
+    for name in ("walkthrough", "traces/walkthrough", "traces/walkthrough.jsonl", "walkthrough.jsonl"):
         trace = open_trace(name)
         assert trace.name == "walkthrough" and trace.num_requests == 5
-        assert trace.notes == [f"{name} does not exist here: the bundled trace of this name is used"]
+        note = f"{name} does not exist here: the bundled trace of this name is used"
+        assert trace.notes == ([note] if name.endswith(".jsonl") else [])
     for name in (
         "elsewhere/walkthrough.jsonl",
+        "elsewhere/walkthrough",
         str(tmp_path / "walkthrough.jsonl"),
         "traces/none.jsonl",
-        "traces/../x.jsonl",
+        "traces/../walkthrough",
+        "w" * 300,
     ):
         with pytest.raises(BenchctlError, match="no such trace") as refused:
             open_trace(name)
-        assert all(f"traces/{bundled}" in str(refused.value.fix) for bundled in bundled_traces())
+        assert all(bundled.removesuffix(".jsonl") in str(refused.value.fix) for bundled in bundled_traces())
+
+
+def test_a_file_of_a_bundled_traces_name_is_meant_before_it_and_a_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "walkthrough").mkdir()  # of its runs, say
+    assert open_trace("walkthrough").num_requests == 5
     write(tmp_path / "walkthrough.jsonl", plain("own"))
-    assert ids(open_trace("walkthrough.jsonl")) == ["own"]
+    assert ids(open_trace("walkthrough.jsonl")) == ids(open_trace("walkthrough")) == ["own"]
+    write(tmp_path / "burst", plain("bare"))
+    assert ids(open_trace("burst")) == ["bare"]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(BenchctlError, match="mine is a folder"):
+        open_trace("mine")
+
+
+def test_an_unknown_trace_names_near_ones_of_the_package_and_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tuesday.jsonl.gz", plain("a"))
+    for name, near in (
+        ("walktrough", "did you mean walkthrough? "),
+        ("sharegtp.jsonl", "did you mean sharegpt? "),
+        ("long", "did you mean long-prompts or lessons/06-long-prefill-cap? "),
+        ("chunking", "did you mean lessons/05-chunking? "),
+        ("05-chunking.jsonl", "did you mean lessons/05-chunking? "),
+        ("tuesday.jsonl", "did you mean tuesday.jsonl.gz? "),
+        ("azure", "check the path; "),
+    ):
+        with pytest.raises(BenchctlError, match=f"no such trace: {name}") as refused:
+            open_trace(name)
+        assert str(refused.value.fix).startswith(f"{near}bundled traces: burst, "), refused.value.fix
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -6,6 +6,7 @@ file itself (missing, unreadable, a Git LFS pointer, another format) is a Benchc
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import io
 import os
@@ -14,6 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, cast
@@ -23,6 +25,7 @@ from traces.errors import BenchctlError
 GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 LESSONS = "lessons"  # folder of the package, and how a bundled lesson's name begins
+SUFFIX = ".jsonl"
 LFS_POINTER = b"version https://git-lfs"
 OTHER_FORMATS: dict[bytes, str] = {
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -37,37 +40,69 @@ OTHER_FORMATS: dict[bytes, str] = {
 
 def bundled_traces() -> list[str]:
     """Names of the traces that are part of the package, such as `sharegpt.jsonl`, sorted."""
-    return sorted(entry.name for entry in resources.files("traces").iterdir() if entry.name.endswith(".jsonl"))
+    return sorted(entry.name for entry in resources.files("traces").iterdir() if entry.name.endswith(SUFFIX))
 
 
 def bundled_lessons() -> list[str]:
     """Names of the bundled lessons (docs/lessons.md), such as `lessons/05-chunking.jsonl`, sorted."""
     folder = resources.files("traces").joinpath(LESSONS)
-    return sorted(f"{LESSONS}/{entry.name}" for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
+    return sorted(f"{LESSONS}/{entry.name}" for entry in folder.iterdir() if entry.name.endswith(SUFFIX))
 
 
 def resolve(path: str | Path) -> tuple[Path, str | None]:
-    """The file meant by `path`, and a note where that is the bundled trace of this name.
+    """The file meant by `path`, and a note where that is the bundled trace although a file of one's own seems to be meant.
 
-    Only a bare name or a relative path below `traces/` or `lessons/` falls back to the package: another folder's missing
-    file is never replaced. Raises BenchctlError.
+    A bundled trace goes by its name, `walkthrough` or `lessons/05-chunking`, with or without `traces/` before it and `.jsonl`
+    behind; a file of that name in the current folder is meant first, a folder is not. Another folder's missing file is
+    never replaced. Raises BenchctlError.
     """
     given = Path(path)
-    if os.path.lexists(given):
-        return given, None
-    parts = given.parts[1:] if given.parts[:1] == ("traces",) else given.parts
-    ours = len(parts) == 1 or parts != given.parts or parts[0] == LESSONS
-    if parts and not given.is_absolute() and ".." not in parts and ours:
-        packaged = resources.files("traces").joinpath(*parts)
-        if packaged.is_file() and parts[-1].endswith(".jsonl"):
-            # A package on disk, which pip always makes, gives real paths.
-            return Path(str(packaged)), f"{given} does not exist here: the bundled trace of this name is used"
-    names = ", ".join(f"traces/{name}" for name in bundled_traces()) or "none"
-    lessons = bundled_lessons()
-    if parts[:1] == (LESSONS,):
-        raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled lessons: {', '.join(lessons)}")
-    more = f"; and {len(lessons)} lessons, traces/{lessons[0]} the first" if lessons else ""
-    raise BenchctlError(f"no such trace: {given}", fix=f"check the path; bundled traces: {names}{more}")
+    bundled = _bundled(given)
+    if bundled is None:
+        if os.path.lexists(given):
+            return given, None
+        raise _no_such_trace(given)
+    full = given if given.name.endswith(SUFFIX) else given.with_name(given.name + SUFFIX)
+    for own in (given, full):
+        if os.path.lexists(own) and not own.is_dir():
+            return own, None
+    # A package on disk, which pip always makes, gives real paths.
+    packaged = Path(str(resources.files("traces").joinpath(bundled)))
+    return packaged, f"{given} does not exist here: the bundled trace of this name is used" if given == full else None
+
+
+def _bundled(given: Path) -> str | None:
+    """The bundled trace of this name, as `bundled_traces` and `bundled_lessons` have it."""
+    name = given.as_posix().removeprefix("traces/").removesuffix(SUFFIX) + SUFFIX
+    return name if name in _bundled_names() else None
+
+
+@cache
+def _bundled_names() -> frozenset[str]:
+    return frozenset([*bundled_traces(), *bundled_lessons()])
+
+
+def _no_such_trace(given: Path) -> BenchctlError:
+    """Says which traces are near, of the bundled ones and of the folder that was looked in."""
+    traces, lessons = ([name.removesuffix(SUFFIX) for name in names] for names in (bundled_traces(), bundled_lessons()))
+    known = {name: name for name in traces} | {name.removeprefix(f"{LESSONS}/"): name for name in lessons}
+    try:
+        beside = sorted(entry.name for entry in given.parent.iterdir() if entry.name.endswith((SUFFIX, f"{SUFFIX}.gz")))
+    except (OSError, ValueError):
+        beside = []
+    known |= {_stem(name): str(given.with_name(name)) for name in beside}
+    stem = _stem(given.name)
+    near = [name for name in known if len(stem) > 2 and stem in name]
+    near += [name for name in difflib.get_close_matches(stem, known, 3) if name not in near]
+    meant = f"did you mean {' or '.join(known[name] for name in near[:3])}? " if near else "check the path; "
+    if given.parts[:1] == (LESSONS,):
+        return BenchctlError(f"no such trace: {given}", fix=f"{meant}bundled lessons: {', '.join(lessons)}")
+    more = f"; and {len(lessons)} lessons, {lessons[0]} the first" if lessons else ""
+    return BenchctlError(f"no such trace: {given}", fix=f"{meant}bundled traces: {', '.join(traces) or 'none'}{more}")
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(SUFFIX)
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
