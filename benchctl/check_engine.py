@@ -85,6 +85,9 @@ class Spy:
         self.seen: set[int] = set()
 
     def launch(self, batch: ScheduledBatch) -> Any:
+        return self.engine.start(self.prepare(batch))
+
+    def prepare(self, batch: ScheduledBatch) -> Any:
         columns = (
             batch.request,
             batch.start,
@@ -104,7 +107,10 @@ class Spy:
         self.counts["prefix hits"] += int((batch.cached_tokens > 0).sum())
         self.counts["chunks"] += int((~batch.yields_token).sum())
         self.counts["mixed rounds"] += bool(batch.is_decode.any() and not batch.is_decode.all())
-        return self.engine.launch(batch)
+        return self.engine.prepare(batch)
+
+    def start(self, prepared: Any) -> Any:
+        return self.engine.start(prepared)
 
     def collect(self, handle: Any) -> StepResult:
         result: StepResult = self.engine.collect(handle)

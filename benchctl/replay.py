@@ -1,5 +1,7 @@
 """The replay loop: admit what is due, schedule, launch, (collect), advance the clock, update, record.
 
+Where rounds overlap, a round is collected after the next one is launched; before that where the launch keeps the host busy.
+
 It knows the protocols of a scheduler, an engine, a clock, a source of arrivals and a recorder, and nothing of which ones
 they are. A request's tokens, the model and the files stay on the other side of them.
 """
@@ -16,7 +18,7 @@ from benchctl.arrivals import Arrivals, CappedArrivals
 from benchctl.clock import Clock
 from benchctl.recorder import Recorder, Timing
 from benchctl.stride import StretchFlight, make_strider
-from engines.interface import Engine, Round, Scheduler, StepResult
+from engines.interface import Engine, Round, ScheduledBatch, Scheduler, StepResult
 from engines.steady_batch import Stretch
 from traces.errors import BenchctlError
 
@@ -73,6 +75,7 @@ class Flight:
     schedule_s: float
     update_s: float = 0.0
     updated: bool = False
+    seen: tuple[StepResult | None, float, float] | None = None  # collected: result, t_executed_s, t_end_s
 
     @property
     def finished(self) -> list[tuple[int, str]]:
@@ -102,13 +105,24 @@ def replay(
     fruitless = 0  # preemptions since the last token
     flight: Flight | StretchFlight | None = None
     strider = make_strider(scheduler, engine, clock, arrivals, recorder, observer)
+    splitting: Any = engine if hasattr(engine, "prepare") else None
+
+    def start(batch: ScheduledBatch) -> Any:
+        """Launch. Without a graph this takes the host milliseconds: the round before is collected first, or its tokens would
+        be seen as late. The device waits for the first of its kernels only."""
+        if splitting is None:
+            return engine.launch(batch)
+        prepared = splitting.prepare(batch)
+        if prepared.eager and isinstance(flight, Flight):
+            flight.seen = see(flight)
+        return splitting.start(prepared)
 
     def launch() -> Flight:
         number, t_start_s, h0 = clock.round, clock.start_round(), perf()
         round = scheduler.schedule()
         h1 = perf()
         t_scheduled_s, h2 = clock.scheduled(h1 - h0), perf()
-        handle = engine.launch(round.batch) if round.batch.num_seqs else None
+        handle = start(round.batch) if round.batch.num_seqs else None
         return Flight(number, round, handle, h2, t_start_s, t_scheduled_s, h1 - h0)
 
     def update(flight: Flight, result: StepResult | None) -> None:
@@ -116,24 +130,27 @@ def replay(
         scheduler.update(flight.round, None if result is None else result.token_ids)
         flight.update_s, flight.updated = perf() - h0, True
 
-    def land(flight: Flight | StretchFlight, landed_s: float | None = None) -> None:
-        """Collect, and update where that is still to do; record; let go what waited for its finished requests.
+    def see(flight: Flight, landed_s: float | None = None) -> tuple[StepResult | None, float, float]:
+        """Collect, and update where that is still to do. -> result, end of the forward pass, when its tokens are out.
 
         `landed_s`: when it was seen to end, where the clock has gone on since.
         """
+        result = None if flight.handle is None else engine.collect(flight.handle)
+        if landed_s is not None:
+            return result, landed_s, landed_s
+        if flight.updated:
+            return result, *clock.landed(flight.number)
+        t_executed_s = clock.executed(result, perf() - flight.launched)
+        update(flight, result)
+        return result, t_executed_s, clock.end_round(flight.update_s)
+
+    def land(flight: Flight | StretchFlight, landed_s: float | None = None) -> None:
+        """See to its end where that is still to do; record; let go what waited for its finished requests."""
         if isinstance(flight, StretchFlight):
             land_stretch(flight, landed_s)
             return
         round = flight.round
-        result = None if flight.handle is None else engine.collect(flight.handle)
-        if landed_s is not None:
-            t_executed_s = t_end_s = landed_s
-        elif flight.updated:
-            t_executed_s, t_end_s = clock.landed(flight.number)
-        else:
-            t_executed_s = clock.executed(result, perf() - flight.launched)
-            update(flight, result)
-            t_end_s = clock.end_round(flight.update_s)
+        result, t_executed_s, t_end_s = flight.seen or see(flight, landed_s)
         timing = Timing(
             flight.t_start_s, flight.t_scheduled_s, t_executed_s, t_end_s, flight.schedule_s, flight.update_s
         )

@@ -194,7 +194,11 @@ class StepResult:
 
 
 class Engine(Protocol):
-    """Executes batches. `launch` may return before the device is done; `collect` waits for it."""
+    """Executes batches. `launch` may return before the device is done; `collect` waits for it.
+
+    An engine may offer `launch` in two steps as well: `prepare(batch)` does the host's part and returns an object whose
+    attribute `eager` says that the second, `start(prepared) -> handle`, will keep the host busy.
+    """
 
     name: str
     limits: EngineLimits

@@ -45,6 +45,17 @@ BLOCK_SIZE_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedStep:
+    """A round whose inputs are laid out on the host."""
+
+    inputs: BatchInputs
+    longest: int  # context, in tokens
+    watched: WatchedRows | None
+    prepare_s: float
+    eager: bool = True  # there are no graphs: starting it takes the host as long as launching each operation does
+
+
+@dataclass(frozen=True, slots=True)
 class PendingStep:
     """A round that was launched. `token_ids` and `logits` may still be being computed until it is collected."""
 
@@ -151,12 +162,14 @@ class TorchEngine:
                 f"a temperature of {temperature} is not a number >= 0", fix="--temperature 0 takes the likeliest"
             )
 
-    @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingStep:
         """Start a round. On a card it returns while the device works; the batch is not looked at afterwards."""
+        return self.start(self.prepare(batch))
+
+    def prepare(self, batch: ScheduledBatch) -> PreparedStep:
+        """Lay out a round's inputs on the host; the device learns nothing yet."""
         began = time.perf_counter()
         model = self.model
-        assert self._attention is not None, "the engine was closed"
         assert batch.num_seqs, "a round that schedules nothing is not launched"
         inputs = build_inputs(batch, self.limits.block_size, model.config.vocab_size)
         longest = int(inputs.context_lens.max(initial=0))
@@ -164,6 +177,14 @@ class TorchEngine:
         if model.device.type == "cpu":
             self._require_forward_fits(inputs, longest)
         watched = None if self.watch is None else self.watch.rows(batch)
+        return PreparedStep(inputs, longest, watched, time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def start(self, step: PreparedStep) -> PendingStep:
+        """Run a prepared round; on a card, have it run."""
+        began = time.perf_counter() - step.prepare_s
+        model, inputs, watched = self.model, step.inputs, step.watched
+        assert self._attention is not None, "the engine was closed"
         try:
             if model.team is not None:
                 model.team.round(inputs)
@@ -184,7 +205,7 @@ class TorchEngine:
                 model.team.explain(error)
             if not is_out_of_memory(error):
                 raise
-            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest) from None
+            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, step.longest) from None
 
     @torch.inference_mode()
     def follow(self, inputs: BatchInputs) -> None:

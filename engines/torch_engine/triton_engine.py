@@ -20,8 +20,8 @@ from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
 from engines.torch_engine.fused_forward import FusedForward, buffer_bytes
 from engines.torch_engine.memory import GRAPH_BYTES, cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
-from engines.torch_engine.round_inputs import DeviceInputs, Shape, TableRows, chunk_tiles, gather, write
-from engines.torch_engine.verify import Watch
+from engines.torch_engine.round_inputs import DeviceInputs, HostInputs, Shape, TableRows, chunk_tiles, gather, write
+from engines.torch_engine.verify import Watch, WatchedRows
 from engines.torch_engine.work import Work
 from traces.errors import BenchctlError
 
@@ -36,6 +36,19 @@ class Flight:
     inputs: Tensor  # int32, pinned
     tokens: Tensor  # int32 [max_seqs], pinned
     done: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRound:
+    """A round whose inputs are laid out on the host. `eager`: starting it takes the host milliseconds, kernel by kernel."""
+
+    shape: Shape
+    flight: Flight
+    inputs: HostInputs
+    num_seqs: int
+    watched: WatchedRows | None
+    prepare_s: float
+    eager: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +257,12 @@ class TritonEngine:
 
     # -- a round
 
-    @torch.inference_mode()
     def launch(self, batch: ScheduledBatch) -> PendingRound:
         """Start a round. The batch is not looked at after it returns."""
+        return self.start(self.prepare(batch))
+
+    def prepare(self, batch: ScheduledBatch) -> PreparedRound:
+        """Lay out a round's inputs on the host; the device learns nothing yet. Rounds are started in the order of this."""
         began = time.perf_counter()
         inputs = gather(batch, self.model.config.vocab_size)
         rows, updates = self.rows.rows_and_updates(batch)
@@ -265,8 +281,16 @@ class TritonEngine:
         if flight.done is not None:
             flight.done.synchronize()
         write(flight.inputs.numpy()[: shape.size], shape, inputs, rows, tiles, updates, batch, self.seed)
-        prepared = time.perf_counter()
         watched = None if self.watch is None else self.watch.rows(batch)
+        return PreparedRound(
+            shape, flight, inputs, batch.num_seqs, watched, time.perf_counter() - began, shape not in self.graphs
+        )
+
+    @torch.inference_mode()
+    def start(self, prepared: PreparedRound) -> PendingRound:
+        """Hand a prepared round to the device."""
+        began = time.perf_counter()
+        shape, flight, inputs, watched = prepared.shape, prepared.flight, prepared.inputs, prepared.watched
         want_logits = self.return_logits or watched is not None
         logits: Tensor | None = None
         try:
@@ -285,7 +309,7 @@ class TritonEngine:
             if not is_out_of_memory(error):
                 raise
             raise forward_out_of_memory(
-                self.model, len(inputs.token_ids), batch.num_seqs, int((inputs.start + inputs.num_tokens).max())
+                self.model, len(inputs.token_ids), prepared.num_seqs, int((inputs.start + inputs.num_tokens).max())
             ) from None
         flops, num_bytes = self.work.of_round(
             len(inputs.token_ids), len(inputs.yielding), inputs.context_pairs, inputs.context_tokens
@@ -295,9 +319,9 @@ class TritonEngine:
             num_yields=len(inputs.yielding),
             padded_tokens=shape.num_tokens,
             mode=mode,
-            prepare_s=prepared - began,
+            prepare_s=prepared.prepare_s,
             events=events,
-            forward_s=None if events else time.perf_counter() - prepared,
+            forward_s=None if events else time.perf_counter() - began,
             logits=logits.float().clone() if logits is not None and self.return_logits else None,
             flops=flops,
             bytes=num_bytes,
