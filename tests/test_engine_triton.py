@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.interface import NewRequest, SchedulerConfig
+from engines.kernels.many_rows import ManyRowsConfig
 from engines.schedulers.registry import SCHEDULERS
 from engines.torch_engine import fused_forward, tuning
 from engines.torch_engine.round_inputs import TableRows
@@ -60,9 +61,13 @@ def test_a_policy_drives_it_to_the_end_with_few_table_rows() -> None:
     assert seen == 18
 
 
-def test_products_that_add_and_products_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rounds of thousands of tokens do, with few: products add to the residual stream, others run with rows to spare."""
+@pytest.mark.parametrize("own", [True, False])
+def test_products_of_many_rows_and_products_with_more_rows(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """What rounds of thousands of tokens do, with few: products go on with their result, our own or the library's, others run
+    with rows to spare."""
     monkeypatch.setattr(fused_forward, "MANY_ROWS", 17)
+    monkeypatch.setattr(tuning, "many_rows", lambda dtype, device: ManyRowsConfig(32, 64, 32) if own else None)
+    monkeypatch.setattr(tuning, "adds_itself", lambda *_: True)
     monkeypatch.setattr(tuning, "product_rows", lambda rows, n, k: rows + 5)
     oracle = make_oracle("qwen3")
     cache = PoisonedCache(TritonEngine(load_oracle("qwen3", "cpu"), num_blocks=16, block_size=16, **LIMITS))
