@@ -163,7 +163,8 @@ def fit_block_size(
         rates = Rates(drawn, rates.flops_per_s)
         done = search(rates.flops_per_s, lambda c: fit_prefill(model, prefill_cells, Rates(drawn, c), per_tile)[1])
         rates = Rates(drawn, done)
-    host = fit_host(host_times(host_runs), overlapped, graphs, least_eager(graphs, f, device_s))
+    issue_s = issue_of(graphs, [(m.features, m.device_s) for m in host_runs]) or issue_of(graphs, parts)
+    host = fit_host(host_times(host_runs), overlapped, graphs, issue_s)
     plain = Fit(
         block_size=block_size,
         bytes_per_s=rates.bytes_per_s,
@@ -191,19 +192,26 @@ def fit_block_size(
 
 
 def host_times(runs: Sequence[Measured]) -> HostTimes:
-    names = ("launch_s", "after_s", "device_s", "step_s", "idle_start", "arrive_s", "issue_s")
+    names = ("launch_s", "after_s", "device_s", "step_s", "idle_start", "arrive_s")
     return HostTimes(
         concat([m.features for m in runs]), *(np.concatenate([getattr(m, name) for m in runs]) for name in names)
     )
 
 
-def least_eager(graphs: Graphs, f: Features, device_s: npt.NDArray[np.float64]) -> float:
-    """The shortest round with prefill that no graph was large enough for; infinite without one."""
+def issue_of(graphs: Graphs, parts: Sequence[tuple[Features, npt.NDArray[np.float64]]]) -> float:
+    """Host seconds of launching a round's kernels one by one: those of the shortest round that is just too long for a graph.
+
+    The device's time of a round begins before its first kernel is launched, so it is no shorter than the launches. 0 without
+    such a round. Rounds as they came in a run are better told from than designed ones, whose launches are warm.
+    """
     if not graphs.prefill:
-        return float("inf")
-    beyond = (f.padded_tokens > graphs.prefill[-1]) | (f.num_seqs > graphs.prefill_max_seqs)
-    rows = beyond & np.asarray(f.has_prefill)
-    return float(device_s[rows].min()) if rows.any() else float("inf")
+        return 0.0
+    limit = graphs.prefill[-1]
+    found = [
+        seconds[(f.num_tokens > limit) & (f.num_tokens < 1.5 * limit) & np.asarray(f.has_prefill)]
+        for f, seconds in parts
+    ]
+    return min((float(seconds.min()) for seconds in found if len(seconds)), default=0.0)
 
 
 def heat_of(model: ModelShape, fit: Fit, f: Features) -> npt.NDArray[np.float64]:

@@ -63,7 +63,6 @@ class HostTimes:
     step_s: Floats
     idle_start: Bools
     arrive_s: Floats
-    issue_s: Floats  # nan where a round does not tell
 
 
 def take(f: Features, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Features:
@@ -268,10 +267,10 @@ def nonnegative(a: Floats, b: Floats) -> Floats:
     return found
 
 
-def fit_host(times: HostTimes, overlapped: bool, graphs: Graphs = NO_GRAPHS, least_eager_s: float = np.inf) -> HostCost:
+def fit_host(times: HostTimes, overlapped: bool, graphs: Graphs = NO_GRAPHS, issue_s: float = 0.0) -> HostCost:
     """Host time by sequences and prompt tokens, and the gaps of the device.
 
-    `least_eager_s`: the shortest device time of a round with prefill without a graph; launching its kernels took no longer.
+    `issue_s`: of launching the kernels of a round without a graph.
 
     Not overlapped: a step holds host and device time one after the other, and what is left over is `wake_s`.
     """
@@ -309,7 +308,7 @@ def fit_host(times: HostTimes, overlapped: bool, graphs: Graphs = NO_GRAPHS, lea
     if graphs.prefill:
         base = replace(
             base,
-            issue_s=min(middle(times.issue_s[~np.isnan(times.issue_s)]), least_eager_s),
+            issue_s=issue_s,
             issue_beyond_tokens=float(graphs.prefill[-1]),
             issue_beyond_seqs=float(graphs.prefill_max_seqs),
         )

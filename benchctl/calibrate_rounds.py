@@ -19,7 +19,6 @@ from engines.simulated.profile import Graphs, ModelShape
 from reports.run import Run
 from traces.errors import BenchctlError
 
-SHORT_S = 0.01  # a round that the device ends while the kernels of the next one are still being launched
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -37,7 +36,6 @@ class Measured:
     step_s: npt.NDArray[np.float64]  # from the later of its start and the end before it, to its end
     arrive_s: npt.NDArray[np.float64]  # from the first arrival to the start, where the loop slept until then; else nan
     idle_start: npt.NDArray[np.bool_]  # it began when the round before had ended
-    issue_s: npt.NDArray[np.float64]  # host: launching kernels one by one; nan where the round does not tell
 
     @property
     def has_prefill(self) -> npt.NDArray[np.bool_]:
@@ -90,18 +88,11 @@ def measured_rounds(run: Run) -> Measured:
     arrived = run.scan("admissions").group_by("admitted_round").agg(pl.col("arrival_s").min().alias("first_arrival_s"))
     before = pl.col("t_end_s").shift(1).fill_null(0.0)
     slept = pl.col("first_arrival_s") > before
-    # A loop that overlaps sees the end of a round once the next one's kernels are launched: how long that took shows where
-    # the device was done long before.
-    launched = pl.col("t_start_s") + pl.col("schedule_s") + pl.col("prepare_s")
-    issue = pl.when(
-        (pl.col("mode") == "eager") & (pl.col("t_start_s") < before) & (pl.col("device_s").shift(1) < SHORT_S)
-    ).then(before - launched)
     frame = (
         run.scan("rounds")
         .with_columns(
             step_s=pl.col("t_end_s") - pl.max_horizontal(before, "t_start_s"),
             idle_start=pl.col("t_start_s") > before,
-            issue_s=issue,
         )
         .join(arrived, left_on="round", right_on="admitted_round", how="left", maintain_order="left")
         .with_columns(arrive_s=pl.when(slept).then(pl.col("t_start_s") - pl.col("first_arrival_s")))
@@ -151,7 +142,6 @@ def measured_rounds(run: Run) -> Measured:
         step_s=column("step_s"),
         arrive_s=frame["arrive_s"].cast(pl.Float64).fill_null(float("nan")).to_numpy(),
         idle_start=frame["idle_start"].to_numpy(),
-        issue_s=frame["issue_s"].cast(pl.Float64).fill_null(float("nan")).to_numpy(),
     )
 
 
@@ -199,6 +189,7 @@ def shape_of(name: str, c: ModelConfig, bytes_per_value: int) -> ModelShape:
         num_kv_heads=c.num_kv_heads,
         head_dim=c.head_dim,
         matrix_parameters=c.num_parameters - head * (1 if c.tie_word_embeddings else 2),
+        last_parameters=c.hidden_size * (c.num_heads * c.head_dim + 3 * c.intermediate_size),
         bytes_per_value=bytes_per_value,
     )
 

@@ -17,11 +17,13 @@ import time
 PROCESS_BEGAN = time.perf_counter()
 
 import argparse  # noqa: E402
+import functools  # noqa: E402
 import json  # noqa: E402
 import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -63,13 +65,30 @@ def floor_ms(flops: float, num_bytes: float) -> float:
     return max(flops / MATRIX_FLOPS_PER_S, num_bytes / COPY_BYTES_PER_S) * 1e3
 
 
+def timed(parts: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; how long its calls take goes to parts[name], seconds."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            parts[name] = parts.get(name, 0.0) + time.perf_counter() - began
+
+    return call
+
+
 class Bench:
     """A model and an engine for one policy."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.name, self.model_name = args.scheduler, args.model
         info = SCHEDULERS[self.name]
-        self.model = load_model(args.model)
+        self.parts = {"imports": time.perf_counter() - PROCESS_BEGAN}
+        self.model = timed(self.parts, "model", load_model)(args.model)
+        for name, part in (("_compile_kernels", "compile"), ("_load_kernels", "load"), ("_capture_graphs", "graphs")):
+            setattr(TritonEngine, name, timed(self.parts, part, getattr(TritonEngine, name)))
         block_size = info.default_block_size
         tokens = args.kv_tokens // 256 * 256
         num_blocks = tokens // block_size + info.null_blocks
@@ -285,7 +304,8 @@ def main() -> None:
         round = scheduler.schedule()
         scheduler.update(round, bench.engine.collect(bench.engine.launch(round.batch)).token_ids)
     ready = time.perf_counter() - PROCESS_BEGAN
-    print(f"{args.model} {args.scheduler}: ready after {ready:.1f} s", flush=True)
+    parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in bench.parts.items())
+    print(f"{args.model} {args.scheduler}: ready after {ready:.1f} s ({parts})", flush=True)
     out = {"steps": steps, "offline": offline}[args.what](bench, args)
     if args.json:
         meta = {
@@ -294,6 +314,7 @@ def main() -> None:
             "model": args.model,
             "scheduler": args.scheduler,
             "ready_s": ready,
+            "ready_parts_s": bench.parts,
         }
         args.json.write_text(json.dumps(meta | {"results": out}, indent=1) + "\n")
 

@@ -45,7 +45,7 @@ def test_a_profile_survives_its_file() -> None:
         (b"{", "no profile"),
         (b"[]", "no profile"),
         (b'{"benchctl_profile": 99}', "is 99"),
-        (b'{"benchctl_profile": 3}', "missing required field"),
+        (b'{"benchctl_profile": 4}', "missing required field"),
         (dump_profile(make_profile()).replace(b'"bytes_per_s": 1', b'"bytes_per_s": -1'), "bytes_per_s is -1"),
         (
             dump_profile(make_profile()).replace(b'"per_longest_key_s": 5', b'"per_longest_key_s": -5'),

@@ -6,7 +6,8 @@ within a kernel the two overlap, so the larger counts; kernels follow each other
     decodes      products(padded sequences) + rest(padded sequences) + attention over single tokens
     with prefill products(padded tokens) + rest(padded tokens) + per_seq * sequences
                  + attention over single tokens + attention over chunks
-    products     = max(bytes of the layers / B, operations / F) + max(bytes of the head / B, operations / F)
+    products     = max(bytes of the layers / B, operations / F) + max(bytes of the head / B, operations / F), where what follows the
+                   last layer's attention is computed for the head's rows alone
     single tokens = overlap(per_key * all their keys, per_longest_key * keys of the longest)
     chunks        = overlap(per_tile * tiles + per_key * keys of all tiles, per_chunk_key * keys of the longest)
     overlap(a, b) = max(a, b) + unhidden * min(a, b)
@@ -37,10 +38,11 @@ Bounds = Mapping[str, tuple[float, float]]  # feature -> least, greatest
 def work(model: ModelShape, f: Features, family: Family) -> tuple[Values, Values]:
     """(operations, bytes) of a round, padding included in the operations.
 
-    Operations: two a matrix parameter and token, of the head for each row of it, four a query head, dimension and (query,
+    Operations: two a matrix parameter and token, of the head and what follows the last attention for each row of it, four a query head, dimension and (query,
     key) pair. Bytes: every weight once, the embedding by row, K and V of each sequence once and what is written of them.
     """
-    flops = 2.0 * model.matrix_parameters * f.padded_tokens + 2.0 * model.head_parameters * f.padded_seqs
+    flops = 2.0 * (model.matrix_parameters - model.last_parameters) * f.padded_tokens
+    flops = flops + 2.0 * (model.last_parameters + model.head_parameters) * f.padded_seqs
     flops = flops + 4.0 * model.num_layers * model.num_heads * model.head_dim * f.context_pairs
     num_bytes = (
         float(model.weight_bytes)
@@ -61,9 +63,11 @@ def overlap(a: Values, b: Values, unhidden: float) -> Values:
 
 
 def products(model: ModelShape, rows: Values, head_rows: Values, bytes_per_s: float, flops_per_s: float) -> Values:
-    """The least time of the matrix products: `rows` through the layers, `head_rows` through the head."""
+    """The least time of the matrix products: `rows` through the layers, `head_rows` through the last one's end and the head."""
     size, layers, head = model.bytes_per_value, float(model.matrix_parameters), float(model.head_parameters)
-    return larger(size * layers / bytes_per_s + 0.0 * rows, 2.0 * layers / flops_per_s * rows) + larger(
+    last = float(model.last_parameters)
+    operations = 2.0 * (layers - last) * rows + 2.0 * last * head_rows
+    return larger(size * layers / bytes_per_s + 0.0 * rows, operations / flops_per_s) + larger(
         size * head / bytes_per_s + 0.0 * rows, 2.0 * head / flops_per_s * head_rows
     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from traces.errors import BenchctlError
 
-FORMAT = 3  # of the file; readers refuse another. 2: attention and matrix products apart. 3: rounds without a graph
+FORMAT = 4  # of the file; readers refuse another. 4: of the last layer, rows that yield a token alone
 Family = Literal["decode", "prefill"]
 FAMILIES: tuple[Family, ...] = ("decode", "prefill")  # rounds of decodes alone; rounds that feed a prompt (mixed too)
 
@@ -32,6 +32,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     matrix_parameters: int  # of the layers' matrices; the head and the embedding not counted
+    # Of them, what follows the last layer's attention: beside chunks it is computed for the head's rows alone.
+    last_parameters: int
     bytes_per_value: int
 
     @property
