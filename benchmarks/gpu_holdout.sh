@@ -6,7 +6,7 @@
 # OUT gets a MODEL.tar.gz a model, as soon as it is done, and log.txt. Ends within LIMIT seconds; the important ones come first.
 set -uo pipefail
 out=$(realpath "$1")
-limit=${LIMIT:-420} models=${MODELS:-qwen3-8b qwen3-0.6b} shorten=${SHORTEN:-}
+limit=${LIMIT:-520} models=${MODELS:-qwen3-8b qwen3-0.6b} shorten=${SHORTEN:-}
 export PYTHONUNBUFFERED=1 PYTHONPATH=.:benchmarks${PYTHONPATH:+:$PYTHONPATH}
 work=$(mktemp -d) began=$SECONDS
 exec > >(tee "$out/log.txt") 2>&1
@@ -23,12 +23,14 @@ for model in $models; do
   flags="--model $model --max-model-len ${MAX_MODEL_LEN:-40960} --scheduler vllm --scheduler nano --records compact --no-report --json ${REPLAY:-} $shorten"
   w4() { echo "replay $work/w/arrivals-$1.jsonl $flags ${2:-} --out $work/$model/runs/w4-$1"; }
   long() { echo "replay $work/w/long-prompts.jsonl $flags --speedup 2 --out $work/$model/runs/long-prompts"; }
-  # 2,000 requests; their own times are 15 minutes.
-  full() { echo "replay $work/w/sharegpt-full.jsonl $flags --speedup 20 --out $work/$model/runs/sharegpt-full"; }
+  # 2,000 requests, or the first of them; their own times are 15 minutes.
+  full() { echo "replay $work/w/sharegpt-full.jsonl $flags --speedup 20 ${1:-} --out $work/$model/runs/sharegpt-full"; }
+  # At the temperature of docs/performance.md, which takes its whole runs from here.
+  offline() { echo "replay $work/w/offline.jsonl $flags --temperature 0.6 --out $work/$model/runs/offline"; }
   if [[ $model == *0.6b* ]]; then
-    { full; w4 50; w4 20; long; w4 10 "--num-prompts 150"; } >"$work/list"
+    { full "--num-prompts 600"; w4 50; offline; w4 20; long; w4 10 "--num-prompts 150"; } >"$work/list"
   else
-    { w4 20; w4 50; long; w4 10 "--num-prompts 150"; } >"$work/list"
+    { w4 20 "--temperature 0.6"; offline; w4 50; long; w4 10 "--num-prompts 150"; } >"$work/list"
   fi
   echo "== $model: ${share} s of ${left} s"
   timeout -s INT -k 8 "$share" python3 benchmarks/commands.py --seconds $((share - 25)) "$work/list" >"$work/$model/out.json" || echo "$model: exit $?"
