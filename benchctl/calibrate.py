@@ -56,6 +56,7 @@ from reports.run import Run
 from traces.errors import BenchctlError
 
 MIN_ROUNDS = 20  # of each family
+HOST_BOUND = 2.0  # times what its products need at least: a round without a graph that took longer waited for the host
 POINT_ROUNDS = 10.0  # a designed round, the median of its repeats, counts like so many
 DESIGNED = "designed rounds"
 SHRINK_ROUNDS = 10.0  # a bucket with this many rounds goes half the way from 1 to its own factor
@@ -97,6 +98,7 @@ def calibrate(runs: Sequence[Run], name: str, points: Sequence[tuple[Points, str
                 size,
                 of_size,
                 of_size or measured,
+                measured,
                 [d for d in designed if len(d.device_s)],
                 roof,
                 overlapped,
@@ -125,6 +127,7 @@ def fit_block_size(
     block_size: int,
     measured: Sequence[Measured],
     host_runs: Sequence[Measured],
+    all_runs: Sequence[Measured],
     designed: Sequence[MeasuredPoints],
     roof: Ceilings | None,
     overlapped: bool,
@@ -163,8 +166,8 @@ def fit_block_size(
         rates = Rates(drawn, rates.flops_per_s)
         done = search(rates.flops_per_s, lambda c: fit_prefill(model, prefill_cells, Rates(drawn, c), per_tile)[1])
         rates = Rates(drawn, done)
-    issue_s = issue_of(graphs, [(m.features, m.device_s) for m in host_runs]) or issue_of(graphs, parts)
-    host = fit_host(host_times(host_runs), overlapped, graphs, issue_s)
+    # Launches do not know the block size. Rounds as they came tell; those of designed rounds are warm.
+    host = fit_host(host_times(host_runs), overlapped, graphs, issue_of(model, graphs, rates, all_runs))
     plain = Fit(
         block_size=block_size,
         bytes_per_s=rates.bytes_per_s,
@@ -198,20 +201,20 @@ def host_times(runs: Sequence[Measured]) -> HostTimes:
     )
 
 
-def issue_of(graphs: Graphs, parts: Sequence[tuple[Features, npt.NDArray[np.float64]]]) -> float:
-    """Host seconds of launching a round's kernels one by one: those of the shortest round that is just too long for a graph.
+def issue_of(model: ModelShape, graphs: Graphs, rates: Rates, runs: Sequence[Measured]) -> float:
+    """Host seconds of launching a round's kernels one by one: those of the shortest round that is somewhat too long for a graph.
 
-    The device's time of a round begins before its first kernel is launched, so it is no shorter than the launches. 0 without
-    such a round. Rounds as they came in a run are better told from than designed ones, whose launches are warm.
+    The device's time of a round begins before its first kernel is launched, so it is no shorter than the launches; where it is
+    far more than the products need, they are what it waited for. 0 without such a round.
     """
-    if not graphs.prefill:
-        return 0.0
-    limit = graphs.prefill[-1]
-    found = [
-        seconds[(f.num_tokens > limit) & (f.num_tokens < 1.5 * limit) & np.asarray(f.has_prefill)]
-        for f, seconds in parts
-    ]
-    return min((float(seconds.min()) for seconds in found if len(seconds)), default=0.0)
+    found: list[float] = []
+    for run in runs if graphs.prefill else ():
+        f, seconds = run.features, run.device_s
+        least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
+        limit = graphs.prefill[-1]
+        beyond = (f.num_tokens > limit) & (f.num_tokens < 2 * limit) & np.asarray(f.has_prefill)
+        found += seconds[beyond & (seconds > HOST_BOUND * least)].tolist()
+    return min(found, default=0.0)
 
 
 def heat_of(model: ModelShape, fit: Fit, f: Features) -> npt.NDArray[np.float64]:
