@@ -11,6 +11,7 @@ from typing import Any
 
 from reports.blocks import free_moments, turning_points
 from reports.glossary import STOPS
+from reports.numbers import plural
 from reports.queues import RoundView, walk
 from reports.run import Run
 
@@ -53,16 +54,22 @@ def round_texts(run: Run, last_round: int | None = None) -> Iterator[RoundText]:
             running=names(view.running, run.labels),
             batch=batch_text(view, run.labels),
             why=why_text(view, run),
-            free=" → ".join(str(count) for count in free),
+            free=" → ".join(f"{count:,}" for count in free),
         )
 
 
 def _counts_only(row: Row) -> RoundText:
     free = turning_points([row["free_blocks_start"], row["free_blocks_scheduled"], row["free_blocks_end"]])
-    parts = [f"{kind} {row[f'{kind}_tokens']} tokens" for kind in ("decode", "prefill") if row[f"{kind}_tokens"]]
+    parts = [f"{kind} {row[f'{kind}_tokens']:,} tokens" for kind in ("decode", "prefill") if row[f"{kind}_tokens"]]
     stops = [STOPS[stop] for stop in (row["stop_running"], row["stop_waiting"]) if stop in STOPS]
     return RoundText(
-        row["round"], row["kind"], "", "", " + ".join(parts) or NOBODY, "; ".join(stops), " → ".join(map(str, free))
+        row["round"],
+        row["kind"],
+        "",
+        "",
+        " + ".join(parts) or NOBODY,
+        "; ".join(stops),
+        " → ".join(f"{count:,}" for count in free),
     )
 
 
@@ -75,7 +82,7 @@ def names(requests: list[int], labels: dict[int, str]) -> str:
         return " ".join(named)
     if requests == list(range(requests[0], requests[0] + len(requests))):
         return f"{named[0]} … {named[-1]}"
-    return f"{' '.join(named[:LISTED])} +{len(named) - LISTED}"
+    return f"{' '.join(named[:LISTED])} +{len(named) - LISTED:,}"
 
 
 def batch_text(view: RoundView, labels: dict[int, str]) -> str:
@@ -91,16 +98,16 @@ def batch_text(view: RoundView, labels: dict[int, str]) -> str:
         ids = [row["request"] for row in decodes]
         everybody = len(decodes) == len(view.running)
         if everybody or len(ids) > LISTED:
-            parts.append(f"decode × {len(ids)}" + ("" if everybody else f" of {len(view.running)}"))
+            parts.append(f"decode × {len(ids):,}" + ("" if everybody else f" of {len(view.running):,}"))
         else:
             parts.append(f"decode {names(ids, labels)}")
     if prefills:
         whole = all(_is_whole(row) for row in prefills)
         spans = [_span(row, labels) for row in prefills[:LISTED]]
         if len(prefills) > LISTED:
-            spans.append(f"+{len(prefills) - LISTED}")
+            spans.append(f"+{len(prefills) - LISTED:,}")
         total = sum(row["num_tokens"] for row in prefills)
-        parts.append(f"prefill {' '.join(spans)}" + (f" = {total}" if whole or len(prefills) > 1 else ""))
+        parts.append(f"prefill {' '.join(spans)}" + (f" = {total:,}" if whole or len(prefills) > 1 else ""))
     return " + ".join(parts) or NOBODY
 
 
@@ -143,13 +150,13 @@ class _Words:
         for row in self.of_kind("preempt"):
             victim = self.label(row["request"])
             wanter = row["request"] if row["reason"] == "self" or row["other"] is None else row["other"]
-            free = "none" if not row["available"] else f"only {row['available']}"
+            free = "none" if not row["available"] else f"only {row['available']:,}"
             fed = self.fed.get(wanter)
             one = row["needed"] == 1 and (fed is None or fed["phase"] == "decode")
             need = (
                 f"{self.label(wanter)} crosses a block edge"
                 if one
-                else f"{self.label(wanter)} needs {_count(row['needed'], 'block')}"
+                else f"{self.label(wanter)} needs {plural(row['needed'], 'block')}"
             )
             if row["reason"] == "self":
                 out.append(f"{need} with {free} free → it preempts itself")
@@ -163,7 +170,7 @@ class _Words:
     def capped(self) -> list[str]:
         """Requests given less than they want, where the end of the budget is not the reason."""
         return [
-            f"{self.label(row['request'])} gets {row['available']} of its {row['needed']} tokens: long_prefill_token_threshold"
+            f"{self.label(row['request'])} gets {row['available']:,} of its {row['needed']:,} tokens: long_prefill_token_threshold"
             for row in self.of_kind("chunk")
             if row["reason"] == "long_prefill_token_threshold" and row["request"] in self.fed
         ]
@@ -174,7 +181,7 @@ class _Words:
             return []
         first = rows[0]
         taken = (
-            f"every adapter place is taken ({first['available']} of {first['available']})"
+            f"every adapter place is taken ({first['available']:,} of {first['available']:,})"
             if first["available"] is not None
             else "no adapter place is free"
         )
@@ -199,7 +206,7 @@ class _Words:
         if running == "token_budget":
             return ["budget used up", *([f"{names(left, self.labels)} not reached"] if left else [])]
         if running == "max_num_seqs" and left:
-            return [f"max_num_seqs {self.max_num_seqs} reached, {names(left, self.labels)} not decoded"]
+            return [f"max_num_seqs {self.max_num_seqs:,} reached, {names(left, self.labels)} not decoded"]
         if waiting == "preemption":
             behind = names(view.waiting, self.labels)
             return (
@@ -210,13 +217,13 @@ class _Words:
         if waiting == "token_budget":
             return ["budget used up"]
         if waiting == "max_num_seqs":
-            return [f"no seat left: max_num_seqs {self.max_num_seqs}"]
+            return [f"no seat left: max_num_seqs {self.max_num_seqs:,}"]
         if self.of_kind("preempt"):
             return []  # that was said
         if waiting == "waiting_empty" and (row["admitted"] or running is None):
             return [self._newcomers() or "waiting empty"]
         if waiting in (None, "waiting_empty"):
-            return [f"nothing left to run; {_count(len(self.fed), 'sequence')}"] if self.fed else []
+            return [f"nothing left to run; {plural(len(self.fed), 'sequence')}"] if self.fed else []
         return [STOPS.get(waiting, str(waiting))]
 
     def _cut(self) -> list[str]:
@@ -228,12 +235,12 @@ class _Words:
             if row["reason"] != "token_budget" or fed is None:
                 continue
             if not self.nano:
-                out.append(f"{name} gets {row['available']} of its {row['needed']} tokens")
+                out.append(f"{name} gets {row['available']:,} of its {row['needed']:,} tokens")
                 continue
             out.append(f"{name} stays at the head")
             admitted = any(other["request"] == request for other in self.of_kind("admit", "resume"))
             if admitted and self.block_size and fed["num_blocks"] * self.block_size > fed["start"] + fed["num_tokens"]:
-                out.append(f"all {fed['num_blocks']} of its blocks are reserved at once")
+                out.append(f"all {fed['num_blocks']:,} of its blocks are reserved at once")
         return out
 
     def _newcomers(self) -> str | None:
@@ -244,21 +251,21 @@ class _Words:
         return f"the newcomer{'s' if len(new) > 1 else ''} stop{'' if len(new) > 1 else 's'} every decode for a round"
 
     def not_first(self, row: Row) -> str:
-        return f"{_count(row['available'], 'token')} of budget left < {self.label(row['request'])}'s {row['needed']}, and only a round's first may be chunked"
+        return f"{plural(row['available'], 'token')} of budget left < {self.label(row['request'])}'s {row['needed']:,}, and only a round's first may be chunked"
 
     def no_blocks(self, row: Row) -> str:
-        fit = f"{self.label(row['request'])} does not fit (needs {_count(row['needed'], 'block')}, {row['available']} free)"
+        fit = f"{self.label(row['request'])} does not fit (needs {plural(row['needed'], 'block')}, {row['available']:,} free)"
         decodes = any(entry["phase"] == "decode" for entry in self.view.batch)
         return fit + (", and that does not stop the decodes" if decodes else "")
 
     def chunking_disabled(self, row: Row) -> str:
-        return f"{_count(row['available'], 'token')} of budget left < {self.label(row['request'])}'s {row['needed']}, and chunked prefill is off"
+        return f"{plural(row['available'], 'token')} of budget left < {self.label(row['request'])}'s {row['needed']:,}, and chunked prefill is off"
 
     def reserve_full_isl(self, row: Row) -> str:
-        return f"the whole of {self.label(row['request'])} does not fit (needs {_count(row['needed'], 'block')}, {row['available']} free): scheduler_reserve_full_isl"
+        return f"the whole of {self.label(row['request'])} does not fit (needs {plural(row['needed'], 'block')}, {row['available']:,} free): scheduler_reserve_full_isl"
 
     def watermark(self, row: Row) -> str:
-        return f"the watermark holds {self.label(row['request'])} back (needs {_count(row['needed'], 'block')} with it, {row['available']} free)"
+        return f"the watermark holds {self.label(row['request'])} back (needs {plural(row['needed'], 'block')} with it, {row['available']:,} free)"
 
     def max_model_len(self, row: Row) -> str:
         return f"{self.label(row['request'])} stands at max_model_len"
@@ -272,7 +279,3 @@ HOLDS: dict[str, Callable[[_Words, Row], str]] = {
     "watermark": _Words.watermark,
     "max_model_len": _Words.max_model_len,
 }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from engines.interface import SchedulerConfig
 from reports.blocks import block_tables_at, free_at, ghost_hits, pool_at, replay, turning_points
 from reports.rounds import round_texts
 from reports.run import open_run
-from tests.fake_run import record_golden
+from tests.fake_run import record_golden, record_run, request_of
 from tests.golden_cases import load_case
 from traces.errors import BenchctlError
 
 ARTICLE = [
-    (1, "R1 R2 R3 R4", "–", "prefill R1 R2 R3 = 955", "69 tokens of budget left < R4's 1200, and only a round's first may be chunked", "11 → 6"),
+    (1, "R1 R2 R3 R4", "–", "prefill R1 R2 R3 = 955", "69 tokens of budget left < R4's 1,200, and only a round's first may be chunked", "11 → 6"),
     (2, "R4", "R1 R2 R3", "prefill R4[0:1024]", "budget used up; R4 stays at the head; all 5 of its blocks are reserved at once", "6 → 1"),
     (3, "R4", "R1 R2 R3", "prefill R4[1024:1200]", "waiting empty", "1"),
     (4, "–", "R1 R2 R3 R4", "decode × 4", "nothing left to run; 4 sequences", "1"),
@@ -36,15 +37,15 @@ def test_the_same_requests_under_vllm(tmp_path: Path) -> None:
     assert texts[1] == (
         "R1 R2 R3 R4",
         "–",
-        "prefill R1 R2 R3 R4[0:69] = 1024",
-        "budget used up; R4 gets 69 of its 1200 tokens",
+        "prefill R1 R2 R3 R4[0:69] = 1,024",
+        "budget used up; R4 gets 69 of its 1,200 tokens",
         "11 → 5",
     )
     assert texts[2] == (
         "–",
         "R1 R2 R3 R4",
         "decode R1 R2 R3 + prefill R4[69:1090]",
-        "budget used up; R4 gets 1021 of its 1131 tokens",
+        "budget used up; R4 gets 1,021 of its 1,131 tokens",
         "5 → 1",
     )
     assert texts[5] == ("R5", "R1 R2 R3 R4", "decode × 4", "no seat left: max_num_seqs 4", "0")
@@ -167,3 +168,13 @@ def test_asking_for_a_round_or_a_table_that_is_not_there_says_so(tmp_path: Path)
     summary = open_run(record_golden(tmp_path / "summary", "nano", "article_rounds", manifest={"records": "summary"}))
     with pytest.raises(BenchctlError, match="has no block events"):
         pool_at(summary, 1)
+
+
+def test_thousands_are_separated(tmp_path: Path) -> None:
+    path = record_run(
+        tmp_path / "large", "nano", SchedulerConfig(num_blocks=2000, block_size=4, max_num_batched_tokens=6000),
+        [(1, request_of(0, "R1", 1200, 2)), (1, request_of(1, "R2", 4400, 2)), (1, request_of(2, "R3", 1100, 2))],
+    )  # fmt: skip
+    first = next(iter(round_texts(open_run(path))))
+    assert (first.batch, first.free) == ("prefill R1 R2 = 5,600", "2,000 → 600")
+    assert first.why == "400 tokens of budget left < R3's 1,100, and only a round's first may be chunked"
