@@ -258,9 +258,8 @@ def _early_turns(run: Run) -> list[Check]:
     label = run.labels.get(early.first, f"#{early.first}")
     ended = "never ended" if early.parent_ended_s is None else f"ended at {early.parent_ended_s:,.3f} s"
     evidence = (
-        f"{early.num_early:,} of {early.later_turns:,} later turns ({early.num_early / early.later_turns:.1%}) were admitted before the turn before "
-        "them had ended; "
-        f"first: {label} at {early.admitted_s:,.3f} s, the turn before it {ended}"
+        f"{early.num_early:,} of {early.later_turns:,} later turns ({early.num_early / early.later_turns:.1%}), "
+        f"first {label} at {early.admitted_s:,.3f} s, where the turn before it {ended}"
     )
     again = "replay with --arrivals session, which sends a turn only after the one before it"
     if retimed(run):

@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from plotly.offline import get_plotlyjs
 from reports import figures as draw
 from reports import glossary, metrics
 from reports.answers import answers
-from reports.checks import Check, checks
+from reports.checks import checks
 from reports.checks_across import checks_across
+from reports.findings import merge
 from reports.formulas import FORMULAS, PERCENTILE_RULE, SYMBOLS
 from reports.numbers import number, share, unequal
 from reports.page_data import DETAILS, embed
@@ -33,7 +34,7 @@ from reports.page_view import RunView, make_view, trace_name
 from reports.roofline import ceilings_of
 from reports.run import Run, open_runs
 from reports.summary import DEFAULT_METRICS, Summary, summarize
-from reports.terminal import MARKS, METRIC_NAMES, column_names
+from reports.terminal import METRIC_NAMES, column_names
 from reports.units import Unit
 from reports.verdict import cards, lines, sentences, unit_for
 from traces.errors import BenchctlError
@@ -127,7 +128,7 @@ def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "unit": unit_for(summaries),
         "deltas": deltas(summaries, judge(runs, summaries)) if several else [],
         "settings": differing_settings(runs),
-        "checks": [_finding(check, "") for check in checks_across(list(runs))] + _run_checks(runs, names),
+        "checks": [_finding(check.as_dict(), "") for check in checks_across(list(runs))] + _run_checks(runs, names),
         "axis": "time" if several and runs[0].clock != "rounds" else "round",
         "figures": {name: {"note": figure["note"]} for name, figure in figures.items()},
         "meta": script_json(meta),
@@ -169,14 +170,11 @@ def _asset(name: str) -> str:
 
 
 def _run_checks(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, str]]:
-    """The findings of every run; equal ones are said once, for all they are true of."""
-    about: dict[Any, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        for check in checks(run):
-            about.setdefault(check, []).append(name)
-    order = list(MARKS)
-    ranked = sorted(about.items(), key=lambda item: order.index(item[0].level))
-    return [_finding(check, ", ".join(where) if len(runs) > 1 else "") for check, where in ranked]
+    """The findings of every run, each once, for all it is true of."""
+    found = [[check.as_dict() for check in checks(run)] for run in runs]
+    return [
+        _finding(finding._asdict(), ", ".join(finding.runs) if len(runs) > 1 else "") for finding in merge(found, names)
+    ]
 
 
 def _ceiling_notes(views: Sequence[RunView]) -> list[str]:
@@ -196,10 +194,11 @@ def _ceiling_notes(views: Sequence[RunView]) -> list[str]:
     return [text if len(about) == 1 else f"{', '.join(names)}: {text}" for text, names in about.items()]
 
 
-def _finding(check: Check, about: str) -> dict[str, str]:
+def _finding(text: Mapping[str, Any], about: str) -> dict[str, str]:
     """A check as sentences: `what` and `cure` begin with a capital; `evidence` may begin with a run's name."""
-    text = check.as_dict()
-    return text | {
+    return {
+        "level": text["level"],
+        "evidence": text["evidence"],
         "run": about,
         "what": text["what"][:1].upper() + text["what"][1:],
         "cure": text["cure"][:1].upper() + text["cure"][1:] + ".",

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from reports.findings import Finding, merge
 from reports.numbers import NOT_MEASURED as NOT_MEASURED
 from reports.numbers import number as number
 from reports.numbers import share as share
@@ -112,48 +113,38 @@ def summary_table(
 
 
 def check_lines(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[Text]:
-    """One paragraph a finding: mark, runs it is about (where there are several), what, evidence, cure. Equal findings are said once."""
+    """One paragraph a finding: mark, runs it is about (where there are several), what, evidence, cure."""
     lines = []
-    for level, runs, what, evidence, cure in _findings(found, names):
-        mark, style = MARKS[level]
+    for finding in merge(found, names):
+        mark, style = MARKS[finding.level]
         line = Text(f"{mark} ", style=style)
-        if runs:
-            line.append(f"{runs}: ", style="default")
-        line.append(what, style="bold default")
-        line.append(f": {evidence}. {cure}.", style="default")
+        line.append(_whose(finding, names), style="default")
+        line.append(finding.what, style="bold default")
+        line.append(f": {finding.evidence}. {_capital(finding.cure)}.", style="default")
         lines.append(line)
     return lines
 
 
 def check_texts(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[tuple[str, str]]:
-    """(level, the finding as one text), the gravest first. Equal findings are said once."""
-    return [
-        (level, f"{runs + ': ' if runs else ''}{what}: {evidence}. {cure}.")
-        for level, runs, what, evidence, cure in _findings(found, names)
-    ]
+    """(level, the finding as one text), the gravest first."""
+    return [(f.level, f"{_whose(f, names)}{f.what}: {f.evidence}. {_capital(f.cure)}.") for f in merge(found, names)]
 
 
-def _findings(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> list[tuple[str, str, str, str, str]]:
-    """level, runs it is about (empty where there is one run), what, evidence, cure, the gravest first."""
-    about: dict[tuple[str, ...], list[str]] = {}
-    for checks, name in zip(found, names, strict=True):
-        for check in checks:
-            about.setdefault((check["level"], check["what"], check["evidence"], check["cure"]), []).append(name)
-    ranked = sorted(about.items(), key=lambda item: list(MARKS).index(item[0][0]))
-    return [
-        (level, ", ".join(runs) if len(names) > 1 else "", what, evidence, cure[:1].upper() + cure[1:])
-        for (level, what, evidence, cure), runs in ranked
-    ]
+def _whose(finding: Finding, names: Sequence[str]) -> str:
+    return f"{', '.join(finding.runs)}: " if len(names) > 1 else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def advice(found: Sequence[Sequence[dict[str, str]]], names: Sequence[str]) -> Text | None:
     """One line: what to do about the gravest finding. None where nothing is graver than a note."""
-    grave = [finding for finding in _findings(found, names) if finding[0] in ("error", "warn")]
+    grave = [finding for finding in merge(found, names) if finding.level in ("error", "warn")]
     if not grave:
         return None
-    _, runs, what, _, cure = grave[0]
     line = Text("advice  ", style="bold")
-    line.append(f"{runs + ': ' if runs else ''}{what}: {cure[:1].lower()}{cure[1:]}.")
+    line.append(f"{_whose(grave[0], names)}{grave[0].what}: {grave[0].cure}.")
     return line
 
 

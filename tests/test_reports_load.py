@@ -90,8 +90,7 @@ def test_turns_that_ran_beside_their_parents_are_told_with_numbers(tmp_path: Pat
     assert found.level == "warn" and "re-timed" in found.what and "--arrivals session" in found.cure
     ended = run.read("requests").filter(pl.col("request") == 0)["finished_s"].item()
     assert found.evidence == (
-        "2 of 3 later turns (66.7%) were admitted before the turn before them had ended; "
-        f"first: r1 at 1.000 s, the turn before it ended at {ended:.3f} s"
+        f"2 of 3 later turns (66.7%), first r1 at 1.000 s, where the turn before it ended at {ended:.3f} s"
     )
     run.manifest["arrivals"] = "session"
     assert not [check for check in checks(run) if "turn" in check.what]

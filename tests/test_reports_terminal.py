@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 
 from reports.run import open_run
 from reports.summary import summarize
-from reports.terminal import number, round_table, summary_table
+from reports.terminal import check_texts, number, round_table, summary_table
 from tests.fake_run import record_golden, record_run, request_of
 from tests.test_reports_metrics import two_requests
 
@@ -106,3 +106,21 @@ def test_the_terminal_needs_neither_plotly_nor_jinja2_nor_torch() -> None:
     code = "import sys, reports.terminal, reports.summary, reports.checks; print(sorted({'plotly', 'jinja2', 'torch', 'engines'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_what_is_found_of_several_runs_is_said_once_with_the_evidence_of_each() -> None:
+    early = {"level": "warn", "what": "turns ran at once", "cure": "use --arrivals session"}
+    ticks = {"level": "info", "what": "times are ticks", "evidence": "--clock rounds", "cure": "use another"}
+    a, b = early | {"evidence": "30 of 204"}, early | {"evidence": "23 of 204"}
+    assert check_texts([[ticks, a], [ticks, b]], ["nano", "vllm"]) == [
+        ("warn", "nano, vllm: turns ran at once: nano: 30 of 204. vllm: 23 of 204. Use --arrivals session."),
+        ("info", "nano, vllm: times are ticks: --clock rounds. Use another."),
+    ]
+    assert check_texts([[a], [b], [a]], ["n-1", "v-1", "n-2"])[0][1] == (
+        "n-1, v-1, n-2: turns ran at once: n-1, n-2: 30 of 204. v-1: 23 of 204. Use --arrivals session."
+    )
+    assert check_texts([[ticks], [a]], ["nano", "vllm"])[1] == (
+        "info",
+        "nano: times are ticks: --clock rounds. Use another.",
+    )
+    assert check_texts([[a]], ["nano"])[0][1] == "turns ran at once: 30 of 204. Use --arrivals session."
