@@ -100,7 +100,8 @@ class Tally(NoRecorder):
             values["max_waiting"] = round.waiting
         if round.running > values["max_running"]:
             values["max_running"] = round.running
-        span = timing.t_end_s - timing.t_start_s
+        # Own time: where rounds overlap, what lies before the end of the round before is that one's.
+        span = timing.t_end_s - max(timing.t_start_s, values.get("duration_s", 0.0))
         if span > values["max_round_s"]:
             values["max_round_s"] = span
         values["duration_s"] = timing.t_end_s

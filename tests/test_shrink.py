@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchctl.recorder import Timing
 from benchctl.shrink import ddmin, shrink
 from benchctl.shrink_rows import Rows, families, length_of, repaired
+from benchctl.shrink_run import Tally
 from benchctl.shrink_where import Observed, parse_where
+from engines.interface import NewRequest, SchedulerConfig
+from engines.schedulers.nano import NanoScheduler
 from tests.command_line import call, write_trace
 from traces.errors import BenchctlError
 
@@ -176,6 +183,21 @@ def trace(tmp_path: Path) -> Path:
 
 
 LIMITS = ("--kv-cache-tokens", 256, "--block-size", 16, "--round-cost", "0.01,1e-4,0")
+
+
+def test_a_round_takes_its_own_time_where_rounds_overlap() -> None:
+    tally = Tally(
+        8, frozenset({"max_round_s"}), ledger=False, batches=False, against=None,
+        stop=threading.Event(), max_rounds=math.inf, deadline=math.inf,
+    )  # fmt: skip
+    scheduler = NanoScheduler(SchedulerConfig(num_blocks=8, block_size=4))
+    scheduler.add(NewRequest(0, "R1", 4, 3, lambda: np.arange(7)))
+    for number, (start, end) in enumerate([(0.0, 1.0), (0.5, 1.75), (3.0, 3.5)], 1):
+        round = scheduler.schedule()
+        tally.record(number, round, None, Timing(start, start, end, end, 0.0, 0.0))
+        scheduler.update(round, None)
+    # The second was launched while the first one ran: 0.75 s are its own, though it lasted 1.25 s.
+    assert tally.seen.values["max_round_s"] == 1.0
 
 
 @pytest.mark.parametrize(
