@@ -116,10 +116,11 @@ def _metrics(same_blocks: bool) -> list[Metric]:
     out.append(Metric("recomputed_tokens", "memory", "tokens", "lower", _path("counters", "recomputed_tokens")))
     out.append(Metric("hit_tokens", "memory", "tokens", "higher", _path("prefix_cache", "hit_tokens")))
     out.append(Metric("hit_rate", "memory", "share", "higher", _path("prefix_cache", "hit_rate")))
-    # Blocks of two sizes are no measure of each other.
-    out.append(
-        Metric("evictions", "memory", "blocks", "lower" if same_blocks else None, _path("counters", "evictions"))
-    )
+    # Blocks of two sizes are no measure of each other; what is evicted is full, so its tokens are known.
+    if same_blocks:
+        out.append(Metric("evictions", "memory", "blocks", "lower", _path("counters", "evictions")))
+    else:
+        out.append(Metric("evictions", "memory", "tokens", "lower", _evicted_tokens))
     out.append(Metric("peak_use", "memory", "share", None, _peak_use))
     out.append(Metric("schedule_us", "host", "µs a round", "lower", _schedule_us))
     return out
@@ -139,6 +140,12 @@ def _peak_use(summary: Summary) -> float | None:
     ours = summary["benchctl"]
     peak, usable = ours["counters"]["peak_blocks"], ours["run"]["usable_blocks"]
     return None if peak is None or not usable else peak / usable
+
+
+def _evicted_tokens(summary: Summary) -> int | None:
+    ours = summary["benchctl"]
+    blocks, size = ours["counters"]["evictions"], ours["run"]["block_size"]
+    return None if blocks is None or size is None else blocks * size
 
 
 def _schedule_us(summary: Summary) -> float | None:

@@ -29,7 +29,7 @@ LABELS = {
     "request_goodput": "goodput, requests/s", "duration": "duration, s", "finished": "finished requests",
     "rounds.tokens_mean": "tokens a round", "rounds.budget_use": "budget use", "discarded_tokens": "discarded tokens",
     "recomputed_tokens": "recomputed tokens", "hit_tokens": "prefix hit tokens", "hit_rate": "prefix hit rate",
-    "evictions": "evicted blocks", "peak_use": "peak use of pool", "schedule_us": "schedule(), µs",
+    "peak_use": "peak use of pool", "schedule_us": "schedule(), µs",
     "queue.mean": "queue, mean, ms", "stalled.mean": "stalled, mean, ms", "preempted.mean": "preempted, mean, ms",
 }  # fmt: skip
 
@@ -93,6 +93,8 @@ def _unit(comparison: Comparison) -> Unit:
 
 def _label(row: MetricRow, unit: Unit) -> str:
     name = row.key.removeprefix(f"{row.group}.")
+    if row.key == "evictions":
+        return f"evicted {row.unit}"
     text = LABELS.get(row.key) or f"{name}{f', {row.unit}' if row.unit else ''}"
     if unit.ticks and row.group != "host":  # a second of this clock is a round
         for measured, counted in ((", ms", ", rounds"), (", s", ", rounds"), ("/s", "/round")):

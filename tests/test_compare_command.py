@@ -12,6 +12,7 @@ import pytest
 
 from reports.compare import compare
 from reports.compare_head import make_sides
+from reports.run import open_run
 from reports.summary import summarize
 from tests.command_line import call, rows, write_trace
 
@@ -301,3 +302,20 @@ def test_a_clock_of_rounds_is_told_in_rounds(tmp_path: Path, capfd: pytest.Captu
     spike = call(capfd, "explain", out / "nano", "--spike").out
     assert "TTFT 1 round, E2E" in life and ": 5 rounds, R5" in " ".join(spike.split())
     assert not re.search(r"\d ms\b|\d s\b", told.replace("schedule(), µs", "") + life + spike)
+
+
+def test_evictions_of_unequal_blocks_are_told_in_tokens(
+    made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "unequal"
+    argv = ("--kv-cache-tokens", "512", "--engine", "null", "--no-report", "--out", out)
+    assert call(capfd, "replay", made / "t.jsonl", "--scheduler", "nano", "--block-size", "16", *argv).code == 0
+    assert call(capfd, "replay", made / "t.jsonl", "--scheduler", "vllm", "--block-size", "8", *argv).code == 0
+    found = {row["key"]: row for row in json.loads(call(capfd, "compare", out, "--json").out)["metrics"]}["evictions"]
+    counts = [open_run(out / policy).read("rounds")["evicted"].sum() for policy in ("nano", "vllm")]
+    assert (found["a"], found["b"], found["unit"]) == (counts[0] * 16, counts[1] * 8, "tokens") and min(counts) > 0
+    assert "evicted tokens" in call(capfd, "compare", out).out
+    same = {row["key"]: row for row in json.loads(call(capfd, "compare", made / "out", "--json").out)["metrics"]}[
+        "evictions"
+    ]
+    assert same["unit"] == "blocks" and "evicted blocks" in call(capfd, "compare", made / "out").out
