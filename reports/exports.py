@@ -21,6 +21,7 @@ from reports.summary import Summary, summarize
 from reports.terminal import check_texts
 from reports.units import unit_of
 from reports.verdict import lines, sentences
+from reports.verified import verified
 
 SHORT_RUN = 40  # rounds of a run whose round table is part of the Markdown
 
@@ -53,6 +54,13 @@ def document(runs: Sequence[Run], names: Sequence[str]) -> list[Element]:
         rows = tuple((setting.name, *setting.values) for setting in settings)
         out += [Heading("Settings that differ"), Grid(("setting", *names), rows)]
     out += _figures(runs, summaries, names)
+    if (checked := verified(runs)) is not None:
+        rows = tuple((label, *values) for label, values in checked.rows)
+        out += [
+            Heading("Verified against float32"),
+            Grid(("figure", *names), rows),
+            Text(f"{checked.formula}.", note=True),
+        ]
     out += _gaps(runs, names, longest)
     for run, name in zip(runs, names, strict=True):
         if 0 < run.read("rounds").height <= SHORT_RUN:

@@ -37,6 +37,7 @@ from reports.summary import DEFAULT_METRICS, Summary, summarize
 from reports.terminal import METRIC_NAMES, column_names
 from reports.units import Unit
 from reports.verdict import cards, lines, sentences, unit_for
+from reports.verified import verified
 from traces.errors import BenchctlError
 
 MAX_BYTES = 10_000_000
@@ -128,6 +129,7 @@ def _context(runs: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
         "unit": unit_for(summaries),
         "deltas": deltas(summaries, judge(runs, summaries)) if several else [],
         "settings": differing_settings(runs),
+        "verified": verified(runs),
         "checks": [_finding(check.as_dict(), "") for check in checks_across(list(runs))] + _run_checks(runs, names),
         "axis": "time" if several and runs[0].clock != "rounds" else "round",
         "figures": {name: {"note": figure["note"]} for name, figure in figures.items()},

@@ -14,6 +14,9 @@ import torch
 from benchctl.check_engine import make_case
 from engines.torch_engine import reference_attention
 from engines.torch_engine.verify import KINDS, RequestCheck, Verification, Watch
+from reports.page import render
+from reports.run import open_run
+from reports.verified import verified
 from tests.command_line import Answer, call
 from tests.engine_harness import PoisonedCache, Sequence, make_engine, random_ids
 from tests.laws import assert_laws
@@ -38,11 +41,20 @@ def test_a_right_run_passes_and_says_how_far_off_it_was(
     assert answer.code == 0, answer.err
     assert answer.err.count("verify  ") == 2 and "positions against float32: relative error of logits max" in answer.err
     summaries = json.loads(answer.out)["runs"]
+    page = render([open_run(tmp_path / "nano"), open_run(tmp_path / "vllm")])
+    assert "<summary>Verified against float32</summary>" in page and "‖l − r‖ / ‖r‖" in page
     kinds = set()
     for summary in summaries:
         found = summary["benchctl"]["verify"]
         run = assert_laws(Path(summary["benchctl"]["path"]))
         assert run.manifest["verify"] == found
+        told = {label: values[0] for label, values in verified([run]).rows}  # type: ignore[union-attr]
+        assert told["within tolerance"] == "yes" and told["n, positions"] == f"{found['positions']:,}"
+        assert (
+            told["requests"].startswith("6 requests: ")
+            and told["relative error, largest"] == f"{found['max_error']:.2g}"
+        )
+        assert all(f">{text}<" in page for text in told.values())
         assert found["passed"] and len(found["requests"]) == 6 and found["dtype"] == dtype
         assert 0 < found["mean_error"] <= found["max_error"] <= 2 * found["tolerance"]
         assert found["positions"] == sum(r["positions"] for r in found["requests"]) > 50
