@@ -209,6 +209,9 @@ def settle_all(
             max_num_seqs=max(p.config.max_num_seqs for p in first),
             max_model_len=max(p.config.max_model_len or 0 for p in first) or None,
             attention=engine.attention or "reference",
+            block_size=min(p.config.block_size for p in first),
+            temperature=options.temperature,
+            enforce_eager=options.enforce_eager,
         )
         why = "device memory"
     policies = settle_with(lambda block_size: (max(tokens, block_size), why))

@@ -83,6 +83,8 @@ def measure(options: MeasureOptions, path: Path, say: Say) -> Points:
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
         attention=attention,
+        block_size=min(options.block_sizes),
+        enforce_eager=options.enforce_eager,
     )
     say(f"{model.name} loaded after {time.perf_counter() - began:.1f} s; {tokens:,} tokens of KV cache")
     facts = base()

@@ -62,6 +62,7 @@ class Model:
         self.parallel = parallel
         self.local = parallel.local(config)
         self.team: Any = None
+        self.kernels_ready: set[tuple[Any, ...]] = set()  # kinds of engines whose kernels are compiled and loaded here
         self.inv_freq = rope_inverse_frequencies(config).to(weights.embedding.device)  # [head_dim / 2], float32
         # One norm over all query and key heads: a row of weights for each of them.
         self._qk_norms = [stack_qk_norm(layer, self.local) for layer in weights.layers]

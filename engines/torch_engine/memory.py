@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,9 +21,10 @@ from traces.errors import BenchctlError
 DEFAULT_CPU_KV_TOKENS = 8192
 # A multiple of both policies' default block sizes, so that each gets exactly as many tokens as the other.
 KV_TOKENS_MULTIPLE = 256
-# On top of the measured peak of a pass: what fragmentation and kernels loaded later took in no measurement.
+# On top of what was measured: for fragmentation, for kernels loaded later, and for what the estimate of graphs misses.
 RESERVED_BYTES = 256 << 20
-# CUDA graphs and the workspaces of the library's products: under 600 MiB was seen for 8 B parameters on an H200.
+# CUDA graphs and the workspaces of the library's products, where an error has to name what fits before they were seen: under
+# 600 MiB for 8 B parameters on an H200. Pools are sized from what they take.
 GRAPH_BYTES = 1 << 30
 
 
@@ -58,47 +61,181 @@ def max_kv_tokens(
     max_num_seqs: int = 512,
     max_model_len: int | None = None,
     attention: str = "reference",
+    block_size: int = 16,
+    temperature: float = 0.0,
+    enforce_eager: bool = False,
 ) -> int:
     """Tokens of KV cache that fit beside the model, a multiple of 256.
 
-    On a card: `gpu_memory_utilization` of its memory, less all that is in use, less the peak of a pass of
-    `max_num_batched_tokens` new tokens and one of `max_num_seqs` decodes: measured for `reference`, the sum of its fixed
-    buffers for `triton`. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits
-    half of the memory left. Raises BenchctlError where less than one multiple is left.
+    On a card: `gpu_memory_utilization` of its memory, less all that is in use with a pass of `max_num_batched_tokens` new tokens
+    and one of `max_num_seqs` decodes run, which is measured, less `RESERVED_BYTES`. `block_size` is the smallest that will be
+    used. On the CPU: `DEFAULT_CPU_KV_TOKENS`, or what fits half of the memory left. Raises BenchctlError where less than one
+    multiple is left.
     """
     config, device = model.local, model.device
     max_len = min(max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     per_token = kv_bytes_per_token(config, model.dtype)
     if device.type != "cuda":
         tokens = min(DEFAULT_CPU_KV_TOKENS, available_bytes(device) // 2 // per_token)
-        fix = "use a smaller model"
+        tokens = tokens // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
+        if tokens == 0:
+            raise _no_room(model, "use a smaller model")
+        return int(tokens)
+    if not 0 < gpu_memory_utilization <= 1:
+        raise BenchctlError(
+            f"--gpu-memory-utilization is {gpu_memory_utilization}", fix="give a share of the card: 0.9"
+        )
+    if attention == "triton":
+        cards, beside = measure_engine(
+            model, max_num_batched_tokens, max_num_seqs, max_len, block_size, temperature, enforce_eager
+        )
     else:
-        if not 0 < gpu_memory_utilization <= 1:
-            raise BenchctlError(
-                f"--gpu-memory-utilization is {gpu_memory_utilization}", fix="give a share of the card: 0.9"
-            )
-        if attention == "triton":
-            from engines.torch_engine.fused_forward import buffer_bytes
-
-            peak = buffer_bytes(config, model.dtype, max_num_batched_tokens, max_num_seqs, max_len) + GRAPH_BYTES
-        else:
-            peak = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
+        beside = _measure_forward_bytes(model, max_num_batched_tokens, max_num_seqs, max_len)
         gc.collect()
         torch.cuda.empty_cache()
-        # The same pool in every rank: as large as fits the fullest card.
-        cards = [card_memory(device), *([] if model.team is None else model.team.memory())]
-        spare = min(int(total * gpu_memory_utilization) - (total - free) for free, total in cards)
-        spare -= peak + RESERVED_BYTES
-        tokens = max(spare, 0) // per_token
-        fix = "raise --gpu-memory-utilization, lower --max-num-batched-tokens, or use a smaller model"
-    tokens = tokens // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
+        cards = _cards(model)
+    spare = spare_bytes(cards, gpu_memory_utilization, beside)
+    tokens = max(spare, 0) // per_token // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
     if tokens == 0:
-        raise BenchctlError(
-            f"no room for {KV_TOKENS_MULTIPLE} tokens of KV cache ({gib(KV_TOKENS_MULTIPLE * per_token)}) beside "
-            f"{model.name} on {device}",
-            fix=fix,
-        )
+        missing = KV_TOKENS_MULTIPLE * per_token - spare
+        fix = _way_to_room(
+            model, missing, min(total for _, total in cards), gpu_memory_utilization, max_num_batched_tokens,
+            max_num_seqs, max_len, attention,
+        )  # fmt: skip
+        raise _no_room(model, fix)
     return int(tokens)
+
+
+def spare_bytes(cards: Sequence[tuple[int, int]], gpu_memory_utilization: float, beside: int) -> int:
+    """Bytes for the KV cache on the fullest of `cards`, (free, in all) each: the pool is the same in every rank.
+
+    `beside`: what will be in use besides and is not yet; negative where something in use will be given back.
+    """
+    spare = min(int(total * gpu_memory_utilization) - (total - free) for free, total in cards)
+    return spare - beside - RESERVED_BYTES
+
+
+def measure_engine(
+    model: Model,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_len: int,
+    block_size: int,
+    temperature: float,
+    enforce_eager: bool,
+) -> tuple[list[tuple[int, int]], int]:
+    """Run the largest rounds of a Triton engine; -> the cards, (free, in all) each, with all of it in use, and `beside`.
+
+    Read from the driver, so that kernels' code, the library's workspaces and CUDA graphs count. What is compiled and loaded
+    meanwhile stays for the engines that follow.
+    """
+    from engines.torch_engine.triton_engine import TritonEngine  # it imports this module
+
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    engine = TritonEngine(
+        model,
+        num_blocks=-(-max_len // block_size),
+        block_size=block_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_len,
+        temperature=temperature,
+        enforce_eager=enforce_eager,
+        measuring=True,
+    )
+    try:
+        lengths = _largest_prefill(max_num_batched_tokens, max_num_seqs, max_len)
+        # All in block 0: memory does not depend on what is read and written.
+        tables = [[0] * -(-length // block_size) for length in lengths]
+        engine.collect(engine.launch(_batch_of_zeros([0] * len(lengths), lengths, tables)))
+        decodes = min(max_num_seqs, max_num_batched_tokens)
+        engine.collect(engine.launch(_batch_of_zeros([0] * decodes, [1] * decodes, [[0]] * decodes)))
+        return _cards(model), engine.graph_bytes_left - engine.k_cache.nbytes - engine.v_cache.nbytes
+    finally:
+        engine.close()
+        del engine
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _cards(model: Model) -> list[tuple[int, int]]:
+    return [card_memory(model.device), *([] if model.team is None else model.team.memory())]
+
+
+def _no_room(model: Model, fix: str) -> BenchctlError:
+    size = gib(KV_TOKENS_MULTIPLE * kv_bytes_per_token(model.local, model.dtype))
+    return BenchctlError(
+        f"no room for {KV_TOKENS_MULTIPLE} tokens of KV cache ({size}) beside {model.name} on {model.device}", fix=fix
+    )
+
+
+def _way_to_room(
+    model: Model,
+    missing: int,
+    total: int,
+    gpu_memory_utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_len: int,
+    attention: str,
+) -> str:
+    """What would leave `missing` bytes more."""
+    ways = []
+    share = math.ceil((gpu_memory_utilization + missing / total) * 100) / 100
+    if share < 1:
+        ways.append(f"--gpu-memory-utilization {share:g}")
+
+    def takes(budget: int) -> int:
+        return _round_bytes(model, budget, max_num_seqs, max_len, attention)
+
+    budget = _power_of_two_below(max_num_batched_tokens)
+    while budget >= 16 and takes(max_num_batched_tokens) - takes(budget) < missing:
+        budget //= 2
+    if budget >= 16:
+        ways.append(f"--max-num-batched-tokens {budget}")
+    return ", or ".join([*ways, "a smaller model"]) if ways else "use a smaller model"
+
+
+def _round_bytes(model: Model, budget: int, max_num_seqs: int, max_len: int, attention: str) -> int:
+    """About what rounds of up to `budget` tokens take beside the cache."""
+    seqs = min(max_num_seqs, budget)
+    if attention == "triton":
+        from engines.torch_engine.fused_forward import buffer_bytes
+
+        return buffer_bytes(model.local, model.dtype, budget, seqs, max_len)
+    return estimate_forward_bytes(
+        model.local, model.dtype, model.device, num_tokens=budget, num_seqs=seqs, max_context=max_len
+    )
+
+
+def _power_of_two_below(number: int) -> int:
+    return 1 << max(number - 1, 1).bit_length() - 1
+
+
+def buffers_out_of_memory(
+    model: Model, max_num_batched_tokens: int, max_num_seqs: int, max_len: int, graph_bytes: int
+) -> BenchctlError:
+    """The buffers of a Triton engine do not fit, whatever its cache: names the largest budget whose buffers do."""
+    if model.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    available = available_bytes(model.device)
+    multiple = KV_TOKENS_MULTIPLE * kv_bytes_per_token(model.local, model.dtype)
+
+    def takes(budget: int) -> int:
+        return _round_bytes(model, budget, max_num_seqs, max_len, "triton") + graph_bytes + RESERVED_BYTES + multiple
+
+    budget = _power_of_two_below(max_num_batched_tokens)
+    while budget >= 16 and takes(budget) > available:
+        budget //= 2
+    return BenchctlError(
+        f"rounds of {max_num_batched_tokens} tokens and {max_num_seqs} sequences need "
+        f"{gib(takes(max_num_batched_tokens))} of buffers and graphs beside {model.name}; {model.device} has {gib(available)} free",
+        where="--max-num-batched-tokens, --max-num-seqs",
+        fix=f"--max-num-batched-tokens {budget}" if budget >= 16 else "use a smaller model, or --enforce-eager",
+    )
 
 
 def cache_out_of_memory(model: Model, num_blocks: int, block_size: int, beside: int = 0) -> BenchctlError:
@@ -137,7 +274,7 @@ def forward_out_of_memory(model: Model, num_tokens: int, num_seqs: int, max_cont
         )
         return needed <= available
 
-    budget = 1 << max(num_tokens - 1, 1).bit_length() - 1  # the power of two below
+    budget = _power_of_two_below(num_tokens)
     while budget >= 16 and not fits(budget):
         budget //= 2
     fix = f"--max-num-batched-tokens {budget}, or a smaller KV cache (--gpu-memory-utilization, --kv-cache-tokens)"
@@ -153,8 +290,7 @@ def _measure_forward_bytes(model: Model, max_num_batched_tokens: int, max_num_se
     from engines.torch_engine.engine import TorchEngine  # it imports this module
 
     block_size = 16
-    tokens = max(min(max_num_batched_tokens, max_len * max_num_seqs), 1)
-    lengths = [max_len] * (tokens // max_len) + ([tokens % max_len] if tokens % max_len else [])
+    lengths = _largest_prefill(max_num_batched_tokens, max_num_seqs, max_len)
     num_blocks = sum(-(-length // block_size) for length in lengths)
     try:
         # Some temperature, so that the noise is measured too.
@@ -175,8 +311,14 @@ def _measure_forward_bytes(model: Model, max_num_batched_tokens: int, max_num_se
         peak = torch.cuda.max_memory_allocated(model.device) - before
         engine.close()
     except torch.OutOfMemoryError:
-        raise forward_out_of_memory(model, tokens, max_num_seqs, max_len) from None
+        raise forward_out_of_memory(model, sum(lengths), max_num_seqs, max_len) from None
     return peak + peak // 20
+
+
+def _largest_prefill(max_num_batched_tokens: int, max_num_seqs: int, max_len: int) -> list[int]:
+    """Lengths of the prompts that fill a round, as long as they can be."""
+    tokens = max(min(max_num_batched_tokens, max_len * max_num_seqs), 1)
+    return [max_len] * (tokens // max_len) + ([tokens % max_len] if tokens % max_len else [])
 
 
 def _batch_of_zeros(start: list[int], num_tokens: list[int], tables: list[list[int]]) -> ScheduledBatch:

@@ -7,6 +7,7 @@ Without a card it runs in Triton's interpreter (TRITON_INTERPRET=1), slowly: tha
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,11 +16,17 @@ from torch import Tensor
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
 from engines.kernels.launch import compiling
-from engines.model.memory import available_bytes, is_out_of_memory
+from engines.model.memory import available_bytes, card_memory, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
 from engines.torch_engine.fused_forward import FusedForward, buffer_bytes
-from engines.torch_engine.memory import GRAPH_BYTES, cache_out_of_memory, forward_out_of_memory, kv_bytes_per_token
+from engines.torch_engine.memory import (
+    GRAPH_BYTES,
+    buffers_out_of_memory,
+    cache_out_of_memory,
+    forward_out_of_memory,
+    kv_bytes_per_token,
+)
 from engines.torch_engine.round_inputs import DeviceInputs, HostInputs, Shape, TableRows, chunk_tiles, gather, write
 from engines.torch_engine.verify import Watch, WatchedRows
 from engines.torch_engine.work import Work
@@ -70,7 +77,9 @@ class PendingRound:
 class TritonEngine:
     """An `Engine`. `max_num_batched_tokens` and `max_num_seqs` bound a round, and so its buffers.
 
-    `enforce_eager` captures no graphs. Raises BenchctlError for limits out of range and where memory does not suffice.
+    `enforce_eager` captures no graphs. `measuring`: all that an engine of these limits holds but the cache, of which there is one
+    block, and most graphs, of which `graph_bytes_left` says what they would take; rounds run two layers. For memory.py.
+    Raises BenchctlError for limits out of range and where memory does not suffice.
     """
 
     name = "torch"
@@ -88,6 +97,7 @@ class TritonEngine:
         seed: int = 0,
         enforce_eager: bool = False,
         return_logits: bool = False,
+        measuring: bool = False,
     ) -> None:
         config = model.config
         max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
@@ -96,6 +106,7 @@ class TritonEngine:
             model.team.build(
                 "TritonEngine", num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=max_num_batched_tokens,
                 max_num_seqs=max_num_seqs, max_model_len=max_model_len, temperature=temperature, enforce_eager=enforce_eager,
+                measuring=measuring,
             )  # fmt: skip
         self.model = model
         self.limits = EngineLimits(num_blocks, block_size, max_model_len, config.vocab_size)
@@ -103,11 +114,14 @@ class TritonEngine:
         self.return_logits = return_logits
         self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
         on_card = model.device.type == "cuda"
-        beside = buffer_bytes(model.local, model.dtype, self.max_tokens, self.max_seqs, max_model_len)
-        beside += GRAPH_BYTES if on_card and not enforce_eager else 0
-        if num_blocks * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
+        graph_bytes = GRAPH_BYTES if on_card and not enforce_eager else 0
+        beside = buffer_bytes(model.local, model.dtype, self.max_tokens, self.max_seqs, max_model_len) + graph_bytes
+        blocks_here = 1 if measuring else num_blocks
+        if blocks_here * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
             raise cache_out_of_memory(model, num_blocks, block_size, beside)
-        shape = (config.num_layers, num_blocks, block_size, model.local.num_kv_heads, config.head_dim)
+        self._first_and_last = sorted({0, config.num_layers - 1})  # which differ in what is launched
+        self.layers = self._first_and_last if measuring else None
+        shape = (config.num_layers, blocks_here, block_size, model.local.num_kv_heads, config.head_dim)
         max_blocks = min(-(-max_model_len // block_size), num_blocks)
         num_rows = 2 * self.max_seqs
         try:
@@ -119,16 +133,20 @@ class TritonEngine:
                     model, self.k_cache, self.v_cache, self.block_tables,
                     max_tokens=self.max_tokens, max_seqs=self.max_seqs, max_model_len=max_model_len, temperature=temperature,
                 )  # fmt: skip
-            self._prepare(num_rows, max_blocks, on_card, enforce_eager)
+            self._prepare(num_rows, max_blocks, on_card, enforce_eager, measuring)
         except (RuntimeError, MemoryError) as error:
             if model.team is not None:
                 model.team.explain(error)
             if not is_out_of_memory(error):
                 raise
             self.close()
+            if measuring:
+                raise buffers_out_of_memory(model, self.max_tokens, self.max_seqs, max_model_len, graph_bytes) from None
             raise cache_out_of_memory(model, num_blocks, block_size, beside) from None
 
-    def _prepare(self, num_rows: int, max_blocks: int, on_card: bool, enforce_eager: bool) -> None:
+    def _prepare(
+        self, num_rows: int, max_blocks: int, on_card: bool, enforce_eager: bool, measuring: bool = False
+    ) -> None:
         """Inputs' buffers on both sides; every kernel compiled and every graph captured that a round can meet."""
         self.rows = TableRows(num_rows, max_blocks)
         largest = self._exact_shape(
@@ -149,13 +167,23 @@ class TritonEngine:
         self.decode_shapes: list[Shape] = []
         self.mixed_shapes: list[Shape] = []
         self.work = Work(self.model)
-        self._first_and_last = sorted({0, self.model.config.num_layers - 1})  # which differ in what is launched
+        self.graph_bytes_left = 0
         if on_card:
-            self._compile_kernels()
-            self._load_kernels(16 if enforce_eager else MAX_GRAPH_CHUNK_TOKENS)
+            # What an earlier engine over this model met is compiled and loaded; a table's width decides how kernels read it.
+            kind = (
+                self.limits.block_size, self.max_tokens, self.max_seqs, self.forward.temperature > 0, enforce_eager,
+                max_blocks % 16 == 0, max_blocks == 1,
+            )  # fmt: skip
+            if kind not in self.model.kernels_ready:
+                self._compile_kernels()
+                self._load_kernels(16 if enforce_eager else MAX_GRAPH_CHUNK_TOKENS)
+                self.model.kernels_ready.add(kind)
             if not enforce_eager:
                 try:
-                    self._capture_graphs()
+                    if measuring:
+                        self.graph_bytes_left = self._sample_graphs()
+                    else:
+                        self._capture_graphs()
                 except RuntimeError as error:
                     if self.model.parallel.size == 1 or is_out_of_memory(error):
                         raise
@@ -219,24 +247,44 @@ class TritonEngine:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
-    @torch.inference_mode()
     def _capture_graphs(self) -> None:
         self.decode_shapes, self.mixed_shapes = self._graph_shapes()
-        pool = None
         # The largest first: later ones fit into the memory that it took.
-        for shape in [*reversed(self.mixed_shapes), *reversed(self.decode_shapes)]:
+        self._capture([*reversed(self.mixed_shapes), *reversed(self.decode_shapes)])
+
+    @torch.inference_mode()
+    def _capture(self, shapes: Iterable[Shape]) -> None:
+        for shape in shapes:
             inputs = self._inputs_for(shape)
             self.inputs.zero_()  # counts of 0: nothing is read or written while warming up
-            self.forward.run(inputs)
+            self.forward.run(inputs, layers=self._first_and_last)  # a kernel that is not loaded yet cannot be captured
             torch.cuda.synchronize(self.model.device)
             graph = torch.cuda.CUDAGraph()
             # Collectives' own threads look at the device meanwhile: only this thread is watched then.
             strict = "global" if self.model.parallel.size == 1 else "thread_local"
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode=strict):
+            first = next(iter(self.graphs.values()), None)
+            with torch.cuda.graph(graph, pool=first and first.pool(), capture_error_mode=strict):
                 self.forward.run(inputs)
-            pool = pool or graph.pool()
             self.graphs[shape] = graph
         torch.cuda.synchronize(self.model.device)
+
+    def _sample_graphs(self) -> int:
+        """Capture the largest graphs and some of the smallest, which have as many launches; -> bytes that the others will take.
+
+        The largest take what all share. Each is run once, since the driver may allocate then only.
+        """
+        decodes, mixed = self._graph_shapes()
+        largest = [mixed[-1], decodes[-1]]
+        small = [shape for shape in (*mixed[:2], *decodes[:3]) if shape not in largest]
+        used = []
+        for shapes in (largest, small):
+            self._capture(shapes)
+            for shape in shapes:
+                self.graphs[shape].replay()
+            torch.cuda.synchronize(self.model.device)
+            used.append(-card_memory(self.model.device)[0])
+        others = len(decodes) + len(mixed) - len(largest) - len(small)
+        return -(-max(used[1] - used[0], 0) * others // max(len(small), 1))
 
     def _inputs_for(self, shape: Shape) -> DeviceInputs:
         if shape not in self.device_inputs:
@@ -356,7 +404,7 @@ class TritonEngine:
         if graph is not None:
             graph.replay()
         else:
-            self.forward.run(DeviceInputs.of(shape, self.inputs))
+            self.forward.run(DeviceInputs.of(shape, self.inputs), self.layers)
         if events:
             events[1].record()
         flight.tokens[:num_yields].copy_(self.forward.tokens[:num_yields], non_blocking=True)
