@@ -186,7 +186,8 @@ class Ledger:
         before = self.elapsed_s
         self._pass(span.t_start_s, span.t_end_s)
         if isinstance(batch, SteadyBatch):
-            self._count_steady(batch, before)
+            if batch.num_decodes:
+                self._count_steady(batch, before)
             if batch.extra is not None:
                 self._count_extra(batch.extra, before, span.t_end_s)
         elif len(batch.request):

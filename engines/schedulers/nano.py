@@ -17,8 +17,8 @@ from engines.interface import Int64Array, NewRequest, Rejection, Round, Schedule
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.nano_blocks import NanoBlockManager
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, Steady, StretchLog, in_order
-from engines.steady_batch import SteadyBatch, Stretch
+from engines.schedulers.steady import NOBODY, Steady, StretchLog, admissions_alone, in_order
+from engines.steady_batch import ExtraRows, SteadyBatch, Stretch
 from traces.errors import BenchctlError
 
 POLICY = "nano-vllm bb823b3"
@@ -85,19 +85,13 @@ class NanoScheduler:
             batch = self._steady.batch(self.running)
             num_new_sum = batch.num_decodes
         else:
-            if prefill.seqs:
-                scheduled, cached = prefill.seqs, np.array(prefill.cached, dtype=np.int64)
-                num_new = np.array(prefill.num_new, dtype=np.int64)
-                slots = slots_of(scheduled)
+            num_new_sum = sum(prefill.num_new)
+            if prefill.seqs and not self.one_by_one:
+                self._scheduled = prefill.seqs
+                batch = admissions_alone(prefill.seqs, prefill.num_new, prefill.cached, self.config.block_size)
             else:
-                self._leave_steady()
-                scheduled, slots, stop_running = self._schedule_decode()
-                num_new = np.ones(len(scheduled), dtype=np.int64)
-                cached = np.full(len(scheduled), -1, dtype=np.int64)
-            self._scheduled, self._slots = scheduled, slots
-            start = self.columns.num_computed_tokens[slots]
-            batch = build_batch(self.columns, scheduled, slots, start, num_new, not prefill.seqs, cached)
-            num_new_sum = int(num_new.sum())
+                batch, stop_running = self._batch_of_columns(prefill)
+                num_new_sum = num_new_sum or len(self._scheduled)
         return Round(
             batch=batch,
             decisions=self.log.decisions,
@@ -112,6 +106,22 @@ class NanoScheduler:
             num_preempted=self.log.num_preempted,
             num_evicted=self.log.num_evicted,
         )
+
+    def _batch_of_columns(self, prefill: _Prefill) -> tuple[ScheduledBatch, str | None]:
+        """The round's columns, of prefills or of decodes; and why these stopped."""
+        stop = None
+        if prefill.seqs:
+            scheduled, cached = prefill.seqs, np.array(prefill.cached, dtype=np.int64)
+            num_new = np.array(prefill.num_new, dtype=np.int64)
+            slots = slots_of(scheduled)
+        else:
+            self._leave_steady()
+            scheduled, slots, stop = self._schedule_decode()
+            num_new = np.ones(len(scheduled), dtype=np.int64)
+            cached = np.full(len(scheduled), -1, dtype=np.int64)
+        self._scheduled, self._slots = scheduled, slots
+        start = self.columns.num_computed_tokens[slots]
+        return build_batch(self.columns, scheduled, slots, start, num_new, not prefill.seqs, cached), stop
 
     def _decode_by_calendar(self) -> str | None:
         """A decode round of the steady members: why it stopped; None where there is no calendar, or nobody in it."""
@@ -312,7 +322,9 @@ class NanoScheduler:
 
     def update(self, round: Round, sampled: Int64Array | None) -> None:
         """Hash what is full, append, finish: in schedule order, all steps of a sequence before the next one's."""
-        if isinstance(round.batch, SteadyBatch):
+        if isinstance(round.batch, SteadyBatch) and round.batch.extra is not None:
+            self._update_prefill(round, round.batch.extra, sampled)
+        elif isinstance(round.batch, SteadyBatch):
             assert self._steady is not None
             self._end_members(self._steady, round.finished)
         else:
@@ -332,6 +344,24 @@ class NanoScheduler:
             if ends:
                 del self.running[steady.remove(seq)]
                 self._finish(seq, finished)
+
+    def _update_prefill(self, round: Round, rows: ExtraRows, sampled: Int64Array | None) -> None:
+        size, yielded = self.config.block_size, 0
+        for seq, start, num_new, yields in zip(
+            self._scheduled, rows.start, rows.num_tokens, rows.yields_token, strict=True
+        ):
+            computed = seq.num_computed_tokens = start + num_new
+            if yields:
+                if sampled is not None:
+                    seq.take_sampled(int(sampled[yielded]))
+                    yielded += 1
+                seq.num_tokens += 1
+            if seq.num_hashed_blocks < computed // size:
+                self.blocks.hash_blocks(seq, computed)
+            if yields and seq.num_tokens >= seq.num_final_tokens:
+                self.running.remove(seq)
+                self._running_slots = None
+                self._finish(seq, round.finished)
 
     def _update_columns(self, round: Round, sampled: Int64Array | None) -> None:
         columns, batch = self.columns, round.batch

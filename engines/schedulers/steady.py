@@ -18,6 +18,7 @@ from engines.schedulers.sequence import NO_MEMBER, Columns, Sequence, slots_of
 from engines.steady_batch import ExtraRows, SteadyBatch, Stretch
 
 NOBODY: list[Sequence] = []
+_NONE: Int64Array = np.empty(0, dtype=np.int64)
 ROUNDS_OF_EDGES = 4  # free blocks have to last for so many rounds of a steady list before its calendar is worth making
 
 
@@ -191,14 +192,25 @@ def in_order(first: list[Sequence], second: list[Sequence]) -> Iterator[tuple[Se
         at += 1
 
 
-def extra_rows(seqs: list[Sequence], num_new: list[int], cached: list[int]) -> ExtraRows:
-    """Columns of admissions, before `num_new` tokens of each are counted as computed."""
+def admissions_alone(seqs: list[Sequence], num_new: list[int], cached: list[int], block_size: int) -> SteadyBatch:
+    """A round of nobody but these, admitted now or earlier, who feed so many tokens."""
+    return SteadyBatch(
+        requests=_NONE, bases=_NONE, age=0, base_sum=0, base_max=0, block_size=block_size, rows=seqs,
+        extra=extra_rows(seqs, num_new, cached, [seq.num_computed_tokens for seq in seqs]),
+    )  # fmt: skip
+
+
+def extra_rows(
+    seqs: list[Sequence], num_new: list[int], cached: list[int], start: list[int] | None = None
+) -> ExtraRows:
+    """Columns of admissions, before `num_new` tokens of each are counted as computed. `start`: where others are among them."""
+    start = cached if start is None else start
     return ExtraRows(
         request=[seq.new.request for seq in seqs],
-        start=cached,
+        start=start,
         num_tokens=num_new,
         cached_tokens=cached,
-        yields_token=[had + new == seq.num_tokens for had, new, seq in zip(cached, num_new, seqs, strict=True)],
+        yields_token=[had + new == seq.num_tokens for had, new, seq in zip(start, num_new, seqs, strict=True)],
         num_blocks=[len(seq.block_table) for seq in seqs],
     )
 
