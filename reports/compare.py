@@ -116,11 +116,12 @@ def _metrics(same_blocks: bool) -> list[Metric]:
     out.append(Metric("recomputed_tokens", "memory", "tokens", "lower", _path("counters", "recomputed_tokens")))
     out.append(Metric("hit_tokens", "memory", "tokens", "higher", _path("prefix_cache", "hit_tokens")))
     out.append(Metric("hit_rate", "memory", "share", "higher", _path("prefix_cache", "hit_rate")))
-    # Blocks of two sizes are no measure of each other; what is evicted is full, so its tokens are known.
+    # Blocks of two sizes are no measure of each other. What is evicted is full, so its tokens are known; which size
+    # keeps more to be evicted is another matter, so neither is called better.
     if same_blocks:
         out.append(Metric("evictions", "memory", "blocks", "lower", _path("counters", "evictions")))
     else:
-        out.append(Metric("evictions", "memory", "tokens", "lower", _evicted_tokens))
+        out.append(Metric("evictions", "memory", "tokens", None, _evicted_tokens))
     out.append(Metric("peak_use", "memory", "share", None, _peak_use))
     out.append(Metric("schedule_us", "host", "µs a round", "lower", _schedule_us))
     return out
@@ -200,10 +201,10 @@ class _Judge:
         """How the intervals were made, in a sentence."""
         if self.repeats >= 2:
             how = f"{self.repeats} pairs of runs, Student's t" if self.paired else "runs of each side, Welch's t"
-            return f"95 % intervals over {how}; a verdict needs {MIN_REPEATS} repeats or more and {self.min_effect:.0%}"
+            return f"95% intervals over {how}; a verdict needs {MIN_REPEATS} repeats or more and {self.min_effect:.0%}"
         if self._intervals:
             return (
-                f"95 % intervals by a paired bootstrap over the {self.num_common} requests that both finished, in blocks of "
+                f"95% intervals by a paired bootstrap over the {self.num_common} requests that both finished, in blocks of "
                 f"neighbouring arrivals; a verdict on latency needs an interval without 0 and {self.min_effect:.0%}"
                 + (
                     ""

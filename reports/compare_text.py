@@ -117,12 +117,12 @@ def _metric_grid(rows: Sequence[MetricRow], a: Side, b: Side, unit: Unit) -> Gri
         interval = ""
         if row.interval is not None:
             interval = f"{_signed(row, row.interval.low, unit)} … {_signed(row, row.interval.high, unit)}"
-        relative = (
-            "" if row.relative is None or not row.difference else signed(f"{abs(row.relative):.1%}", row.relative)
-        )
+        relative = "" if row.relative is None or not row.difference else f"{abs(row.relative):.1%}"
+        if relative not in ("", "0.0%"):
+            relative = signed(relative, row.relative or 0)
         values = (_value(row, row.a, unit), _value(row, row.b, unit), _signed(row, row.difference, unit))
         out.append((f"  {_label(row, unit)}", *values, relative, interval, row.verdict))
-    columns = ("", a.name, b.name, "B − A", "", "95 % interval", "B is")
+    columns = ("", a.name, b.name, "B − A", "", "95% interval", "B is")
     return Grid(columns, tuple(out), frozenset({1, 2, 3, 4, 5}))
 
 

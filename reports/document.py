@@ -156,7 +156,10 @@ def _html_table(grid: Grid) -> str:
     body = []
     for row in grid.rows:
         if len(row) == 1:
-            body.append(f'<tr><th class="group" colspan="{len(grid.columns)}">{html_escape(row[0])}</th></tr>')
+            body.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(grid.columns)}">{html_escape(row[0])}</th></tr>'
+            )
         else:
-            body.append("<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>")
-    return f'<div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+            named = f'<th scope="row">{html_escape(row[0].strip())}</th>'
+            body.append(f"<tr>{named}{''.join(cell('td', i, text) for i, text in enumerate(row) if i)}</tr>")
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'

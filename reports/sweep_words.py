@@ -211,7 +211,7 @@ def for_all(view: SweepView) -> list[str]:
     label = OBJECTIVES[view.mode][1]
     loss = max(1 - shares[worst], 0.0)
     tail = (
-        "nowhere worse than the best by more than 1 %" if loss < TIE
+        "nowhere worse than the best by more than 1%" if loss < TIE
         else f"at worst {loss:.0%} less {label} than the best, at {view.workload_name(worst)}"
     )  # fmt: skip
     return [f"One setting for all of them: {named}; {tail}."]
@@ -255,7 +255,7 @@ def decides(view: SweepView) -> list[str]:
     if strong:
         out.append(f"What decides {label}: {', '.join(strong[:4])}.")
     if weak:
-        out.append(f"{', '.join(weak)} {'does' if len(weak) == 1 else 'do'} not move the best {label} by 1 %.")
+        out.append(f"{', '.join(weak)} {'does' if len(weak) == 1 else 'do'} not move the best {label} by 1%.")
     return out
 
 

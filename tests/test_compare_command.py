@@ -254,7 +254,7 @@ def test_repeats_are_judged_by_pairs(made: Path, tmp_path: Path, capfd: pytest.C
             argv += [f"--{side}", with_times(made / "out/vllm", tmp_path / f"{side}{i}", factor, started)]
     found = json.loads(call(capfd, "compare", *argv, "--json").out)
     rows = {row["key"]: row for row in found["metrics"]}
-    assert found["method"].startswith("95 % intervals over 3 pairs of runs, Student's t")
+    assert found["method"].startswith("95% intervals over 3 pairs of runs, Student's t")
     assert rows["itl.mean"]["verdict"] == "worse" and rows["duration"]["verdict"] == "worse"
     assert rows["preemptions"]["verdict"] == "same" and rows["preemptions"]["interval"] == [0.0, 0.0]
     assert not any("interleaved" in warning for warning in found["warnings"])
@@ -314,6 +314,7 @@ def test_evictions_of_unequal_blocks_are_told_in_tokens(
     found = {row["key"]: row for row in json.loads(call(capfd, "compare", out, "--json").out)["metrics"]}["evictions"]
     counts = [open_run(out / policy).read("rounds")["evicted"].sum() for policy in ("nano", "vllm")]
     assert (found["a"], found["b"], found["unit"]) == (counts[0] * 16, counts[1] * 8, "tokens") and min(counts) > 0
+    assert found["better"] is None and found["verdict"] == "differs"
     assert "evicted tokens" in call(capfd, "compare", out).out
     same = {row["key"]: row for row in json.loads(call(capfd, "compare", made / "out", "--json").out)["metrics"]}[
         "evictions"

@@ -133,7 +133,7 @@ def test_what_decides_is_the_axis_whose_worst_value_costs_most() -> None:
     ]  # fmt: skip
     text = " ".join(answer(found))
     assert "What decides goodput: scheduler (nano reaches 50% less at best)" in text
-    assert "max-num-seqs does not move the best goodput by 1 %" in text
+    assert "max-num-seqs does not move the best goodput by 1%" in text
 
 
 def test_failed_cells_are_counted_and_never_recommended() -> None:

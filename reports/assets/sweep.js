@@ -104,7 +104,7 @@
       const log = f.unit === "ms" && low > 0 && high / low > 5, scale = (v) => (high === low ? 0.5 : log ? Math.log(v / low) / Math.log(high / low) : (v - low) / (high - low));
       const top = f.higher ? high : low;
       table.replaceChildren(
-        B.el("thead", {}, B.el("tr", {}, B.el("th", { class: "corner", scope: "col" }, `${S.axes[y].name} ↓ · ${S.axes[x].name} →`), S.axes[x].values.map((name) => B.el("th", { scope: "col" }, name)))),
+        B.el("thead", {}, B.el("tr", {}, B.el("th", { class: "corner", scope: "col" }, B.el("span", {}, `${S.axes[y].name} ↓`), " ", B.el("span", {}, `${S.axes[x].name} →`)), S.axes[x].values.map((name) => B.el("th", { scope: "col" }, name)))),
         B.el("tbody", {}, S.axes[y].values.map((name, j) => B.el("tr", {}, B.el("th", { scope: "row" }, name), S.axes[x].values.map((_, i) => {
           const row = cells.get(`${i} ${j}`);
           if (!row || (x === y && i !== j)) return B.el("td", { class: "none" }, "–");
@@ -141,8 +141,11 @@
     const box = B.$("#parallel-box");
     if (!box) return;
     const keys = [...new Set([S.objective, "attainment", "output_throughput", "p99_ttft_ms", "p99_itl_ms", "p50_ttft_ms"])].filter((key) => place.has(key) && complete.some((row) => value(row, key) !== null)).slice(0, 5);
+    const headOf = (axis) => axis.name.replace("max-num-batched-tokens", "batched-tokens");
     const paint = () => {
-      const columns = S.axes.length + keys.length, width = Math.max(box.parentElement.clientWidth - 2, columns * 104), height = 352, left = 58, right = 62, top = 56, bottom = 20;
+      const columns = S.axes.length + keys.length, longest = Math.max(...S.axes.map((axis) => Math.min(headOf(axis).length, 17)), 13);
+      // 7.6 px a bold character: names of neighbours keep apart, and where there is no room the picture scrolls.
+      const width = Math.max(box.parentElement.clientWidth - 2, (columns - 1) * (longest * 7.6 + 10) + 120), height = 352, left = 58, right = 62, top = 56, bottom = 20;
       const xOf = (i) => left + (columns > 1 ? (i * (width - left - right)) / (columns - 1) : 0);
       const between = (share) => top + (1 - share) * (height - top - bottom);
       const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Parallel axes; the same is in the table below" });
@@ -165,7 +168,7 @@
       svg.append(...paths.filter(([, row]) => !best.has(row.id)).reverse().map(([path]) => path), ...paths.filter(([, row]) => best.has(row.id)).map(([path]) => path));
       const head = (i, text, unit) => { const label = draw("text", { x: xOf(i), y: unit ? 13 : 21, "text-anchor": "middle", class: "head" }, text.length > 17 ? `${text.slice(0, 16)}…` : text); label.append(draw("title", {}, text)); svg.append(draw("line", { x1: xOf(i), x2: xOf(i), y1: top, y2: height - bottom }), label); if (unit) svg.append(draw("text", { x: xOf(i), y: 28, "text-anchor": "middle" }, unit)); };
       S.axes.forEach((axis, i) => {
-        head(i, axis.name.replace("max-num-batched-tokens", "batched-tokens"));
+        head(i, headOf(axis));
         const n = axis.values.length, step = n > MAX_LABELS ? n - 1 : 1;
         for (let v = 0; v < n; v += step) {
           const text = axis.values[v].length > 13 ? `${axis.values[v].slice(0, 12)}…` : axis.values[v], y = between(n > 1 ? v / (n - 1) : 0.5), half = 4 + text.length * 3.6;

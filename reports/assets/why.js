@@ -106,7 +106,8 @@
         return [k, who(row.request), row.decode ? "decode" : "prefill", `[${row.start}:${row.start + row.num_tokens}]`, row.num_tokens, row.cached_tokens, at === undefined ? null : B.orNull(run.tables.requests.prompt_tokens[at]), row.yields_token ? "yes" : "no"];
       });
       out.push(B.el("h4", {}, `Batch, ${batch.length} sequence${batch.length === 1 ? "" : "s"}${run.facts.ordered ? " in order" : ""}`), rows.length ? B.table(columns, rows) : B.el("p", { class: "note" }, "Nothing was scheduled."));
-      const told = decisions.map((row) => [row.kind, who(row.request), row.other === null ? "" : B.el("span", {}, "for ", who(row.other)), B.el("span", { title: B.meta.reasons[row.reason] || "" }, row.reason, " ", B.el("span", { class: "dim" }, B.meta.reasons[row.reason] || "")), row.needed, row.available, row.unit || ""]);
+      const number = (count) => (count === null ? null : B.int(count));
+      const told = decisions.map((row) => [row.kind, who(row.request), row.other === null ? "" : B.el("span", {}, "for ", who(row.other)), B.el("span", { title: B.meta.reasons[row.reason] || "" }, row.reason, " ", B.el("span", { class: "dim" }, B.meta.reasons[row.reason] || "")), number(row.needed), number(row.available), row.unit || ""]);
       for (const { request, count } of evictions) told.push(["evict", who(request), "", `took ${count} free block${count === 1 ? "" : "s"} that still held reusable KV`, count, null, "blocks"]);
       out.push(B.el("h4", {}, "Decisions"), told.length ? B.table(["decision", "request", "", "reason", "needed", "available", "unit"], told) : B.el("p", { class: "note" }, "None: steady decodes."));
     } else out.push(facts(pairs), B.el("p", { class: "note" }, "Batches and decisions of single rounds are not in this page."));
