@@ -21,6 +21,7 @@ from traces.errors import BenchctlError
 
 COPY_BYTES = 4 << 30
 CPU_COPY_BYTES = 1 << 30
+MIN_FREE_BYTES = 3 << 29  # of a card: the largest product's three matrices, and a workspace
 REPEATS = 5
 TINY_KERNELS = 300  # of the graph
 RESTLESS = 0.25  # of a figure's median, between the largest and the smallest of its repeats
@@ -104,7 +105,15 @@ def figure(values: list[float], unit: str, **about: Any) -> dict[str, Any]:
 def measure_card(say: Callable[[str], None]) -> dict[str, Any]:
     import torch
 
+    from engines.model.memory import gib
+
     free, _ = torch.cuda.mem_get_info()
+    if free < MIN_FREE_BYTES:
+        raise BenchctlError(
+            f"measuring needs {gib(MIN_FREE_BYTES)} of the card; {gib(free)} are free",
+            where="--measure",
+            fix="end what else runs on the card (nvidia-smi lists it)",
+        )
     say("copy within the card")
     num_bytes = min(COPY_BYTES, free // 4 >> 20 << 20)
     source = torch.zeros(num_bytes // 4, dtype=torch.float32, device="cuda")

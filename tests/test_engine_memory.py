@@ -23,6 +23,7 @@ from engines.interface import Round
 from engines.model import memory as model_memory
 from engines.model.config import PRESETS
 from engines.model.load import load_model
+from engines.model.parallel import SINGLE
 from engines.torch_engine import memory, triton_engine
 from engines.torch_engine.fused_forward import buffer_bytes
 from engines.torch_engine.memory import (
@@ -208,8 +209,9 @@ def test_what_is_spare_is_what_the_fullest_card_leaves_of_its_share() -> None:
 def fake_card(name: str) -> Any:
     config = PRESETS[name]
     return SimpleNamespace(
-        name=name, config=config, local=config, dtype=torch.bfloat16, device=torch.device("cuda", 0), team=None
-    )
+        name=name, config=config, local=config, dtype=torch.bfloat16, device=torch.device("cuda", 0), team=None,
+        parallel=SINGLE,
+    )  # fmt: skip
 
 
 def test_a_pool_is_what_a_measurement_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +254,11 @@ def test_no_room_for_a_pool_names_values_that_make_room(monkeypatch: pytest.Monk
         for n in (budget, 2 * budget)
     ]
     assert saved[0] >= 0.578 * GIB > saved[1]
+    monkeypatch.setattr(model_memory, "available_bytes", lambda device: 100 * MIB)
     found["card"] = (0, 8 * GIB)  # 1.08 GiB are missing, more than the card and any budget have
     with pytest.raises(BenchctlError) as refused:
         max_kv_tokens(model, **limits | {"max_num_batched_tokens": 512})
-    assert refused.value.fix == "use a smaller model"
+    assert refused.value.fix == "--model tiny"
 
 
 def test_measuring_runs_the_largest_rounds_over_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,14 +357,22 @@ def test_the_sum_of_an_engines_buffers_bounds_what_it_holds(
 
 def test_what_fits_leaves_room_for_buffers_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model("tiny", dtype="float32", device="cpu")
-    monkeypatch.setattr("engines.torch_engine.memory.available_bytes", lambda device: 10 * MIB)
+    held = {"bytes": 10 * MIB}
+    for module in (memory, model_memory):
+        monkeypatch.setattr(module, "available_bytes", lambda device: held["bytes"])
     plain = cache_out_of_memory(model, 1 << 16, 16)
     assert plain.fix == "--kv-cache-tokens 9216 (576 blocks) or less"
-    beside = cache_out_of_memory(model, 1 << 16, 16, beside=4 * MIB)
-    # 9 MiB less 4 MiB of 1 KiB a token, a multiple of 256.
-    assert beside.fix == "--kv-cache-tokens 5120 (320 blocks) or less" and "beside 0.00 GiB of buffers" in beside.what
-    none = cache_out_of_memory(model, 1 << 16, 16, beside=20 * MIB)
-    assert none.fix == "use a smaller model or a smaller --max-num-batched-tokens and --max-num-seqs"
+    full, small = (buffer_bytes(model.local, model.dtype, n, 64, 512) for n in (8192, 1024))
+    held["bytes"] = -(-(full + 12 * MIB + 5 * MIB) * 10 // 9)
+    beside = cache_out_of_memory(model, 1 << 16, 16, (8192, 64, 512, 12 * MIB))
+    # Nine tenths less the buffers, less 12 MiB of graphs: 5 MiB of 1 KiB a token, a multiple of 256.
+    assert beside.fix == "--kv-cache-tokens 5120 (320 blocks) or less"
+    assert f"needs 1.00 GiB beside {(full + 12 * MIB) / GIB:.2f} GiB of buffers" in beside.what
+    held["bytes"] = -(-(small + 5 * MIB) * 10 // 9)
+    less = cache_out_of_memory(model, 1 << 16, 16, (8192, 64, 512, 0))
+    assert less.fix == "--max-num-batched-tokens 1024 --kv-cache-tokens 5120"
+    held["bytes"] = 1 * MIB
+    assert cache_out_of_memory(model, 1 << 16, 16, (8192, 64, 512, 0)).fix == "end what else takes its memory"
 
 
 @pytest.mark.parametrize("place", ["FusedForward", "_prepare"])
@@ -377,6 +388,22 @@ def test_memory_that_ends_while_an_engine_is_built_is_one_clear_line(
     with pytest.raises(BenchctlError, match="a KV cache of 64 blocks of 16 tokens needs") as refused:
         TritonEngine(model, num_blocks=64, block_size=16, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=128)
     assert refused.value.fix is not None and "--kv-cache-tokens" in refused.value.fix
+
+
+def test_memory_that_ends_in_a_round_of_the_kernels_names_a_smaller_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers are there before: a smaller budget would not help, and what is missing is little. 1 GiB is 1,048,576 tokens here."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    model = load_model("tiny", dtype="float32", device="cpu")
+    limits = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128}
+    engine = TritonEngine(model, num_blocks=16, block_size=16, **limits)
+    engine.limits = replace(engine.limits, num_blocks=1 << 17)
+    monkeypatch.setattr(engine.forward, "run", fail)
+    with pytest.raises(BenchctlError, match="out of memory in a round of 9 tokens and 1 sequences") as refused:
+        engine.launch(_batch_of_zeros([0], [9], [[0]]))
+    assert refused.value.fix == f"--kv-cache-tokens {(1 << 21) - (1 << 20)}" and refused.value.exit_code == 1
 
 
 def test_other_libraries_words_for_no_memory_are_known() -> None:

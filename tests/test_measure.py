@@ -14,6 +14,7 @@ from benchctl import measure
 from reports.roofline import CEILINGS, ceilings_of, device_use, measured
 from reports.run import open_run
 from tests.command_line import call
+from traces.errors import BenchctlError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -111,3 +112,10 @@ def test_a_card_is_measured(capfd: Capture, monkeypatch: pytest.MonkeyPatch, tmp
     assert found["copy"]["value"] > 1e11 and found["gemm_bfloat16_8192"]["value"] > 1e13
     assert found["graph_kernel"]["value"] < found["launch_and_wait"]["value"]
     assert call(capfd, "doctor").code == 0
+
+
+def test_a_card_too_full_to_be_measured_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 140 << 30))
+    with pytest.raises(BenchctlError, match="measuring needs 1.50 GiB of the card; 1.00 GiB are free") as refused:
+        measure.measure_card(lambda text: None)
+    assert refused.value.where == "--measure"

@@ -157,7 +157,23 @@ def test_a_model_larger_than_memory_is_one_clear_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "available_bytes", lambda device: 3 << 30)
     error = refusal("qwen3-8b")
     assert error.what == "qwen3-8b with 8.19 B parameters in float32 needs 30.51 GiB; cpu has 3.00 GiB free"
-    assert "--dtype" in str(error.fix)
+    assert error.fix == "--model qwen3-0.6b"  # 2.22 GiB of the 2.7 that nine tenths of it are
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 20 << 30)
+    assert refusal("qwen3-8b").fix == "--dtype bfloat16, or --model qwen3-0.6b"
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1 << 10)
+    assert refusal("qwen3-8b").fix == "end what else takes its memory"
+
+
+def test_a_model_larger_than_one_card_names_how_many_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda", 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    with pytest.raises(BenchctlError) as refused:
+        memory.require_model_fits(PRESETS["qwen3-8b"], torch.bfloat16, card, what="qwen3-8b", num_ranks=1)
+    assert refused.value.what == "qwen3-8b needs 15.26 GiB; cuda:0 has 8.00 GiB free"
+    assert str(refused.value.fix).startswith(
+        "--tensor-parallel-size 4, or --model qwen3-0.6b"
+    )  # a half is 7.6 of 7.2 GiB
 
 
 def test_torch_failing_to_allocate_is_the_same_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engines.model.config import PRESETS, ModelConfig, read_config
-from engines.model.memory import is_out_of_memory, require_bytes
+from engines.model.memory import is_out_of_memory, require_model_fits, ways_to_fit
 from engines.model.parallel import SINGLE, Parallel
 from engines.model.transformer import Model
 from engines.model.weights import allocate_weights, fill_with_dummy_weights, read_weights
@@ -107,13 +107,12 @@ def load_model(
         and "OMP_NUM_THREADS" not in os.environ
     ):
         torch.set_num_threads(1)
-    smaller = "use a smaller model or a 16-bit --dtype" if resolved_dtype == torch.float32 else "use a smaller model"
     what = f"{name_or_path} with {config.num_parameters / 1e9:.3g} B parameters in {str(resolved_dtype).removeprefix('torch.')}"
     local = parallel.local(config)
     if parallel.size > 1:
         what = f"rank {parallel.rank}'s part of {what}"
-    require_bytes(local.num_parameters * resolved_dtype.itemsize, resolved_device, what=what, fix=smaller)
     try:
+        require_model_fits(local, resolved_dtype, resolved_device, what=what, num_ranks=parallel.size)
         weights = allocate_weights(local, resolved_dtype, resolved_device)
         if folder is None or load_format == "dummy":
             fill_with_dummy_weights(config, weights, seed, parallel)
@@ -122,7 +121,11 @@ def load_model(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise BenchctlError(f"{what} does not fit {resolved_device}", fix=smaller) from None
+        try:
+            fix = ways_to_fit(local, resolved_dtype, resolved_device, num_ranks=parallel.size)
+        except RuntimeError:  # a card so full that it answers nothing
+            fix = "end what else takes its memory"
+        raise BenchctlError(f"{what} does not fit {resolved_device}", fix=fix) from None
     return Model(name_or_path, config, weights, parallel)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from engines.model.config import PRESETS, ModelConfig
 from traces.errors import BenchctlError
 
 GIB = 1 << 30
@@ -36,11 +37,34 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
-def require_bytes(num_bytes: int, device: torch.device, *, what: str, fix: str) -> None:
-    """Raises BenchctlError, naming both sizes, where `num_bytes` more do not fit the device."""
-    available = available_bytes(device)
-    if num_bytes > available:
-        raise BenchctlError(f"{what} needs {gib(num_bytes)}; {device} has {gib(available)} free", fix=fix)
+def require_model_fits(
+    local: ModelConfig, dtype: torch.dtype, device: torch.device, *, what: str, num_ranks: int
+) -> None:
+    """Raises BenchctlError, naming both sizes and what would fit, where the weights of `local` do not fit the device."""
+    available, needed = available_bytes(device), local.num_parameters * dtype.itemsize
+    if needed > available:
+        fix = ways_to_fit(local, dtype, device, num_ranks=num_ranks)
+        raise BenchctlError(f"{what} needs {gib(needed)}; {device} has {gib(available)} free", fix=fix)
+
+
+def ways_to_fit(local: ModelConfig, dtype: torch.dtype, device: torch.device, *, num_ranks: int) -> str:
+    """Flags and values with which weights fit the device and leave a tenth of its free memory. `local`: of one of `num_ranks`."""
+    room = 0.9 * available_bytes(device)
+    needed = local.num_parameters * dtype.itemsize
+    ways = []
+    if dtype.itemsize == 4 and needed / 2 <= room:
+        ways.append("--dtype bfloat16")
+    cards = torch.cuda.device_count() if device.type == "cuda" else 1
+    lengths = (local.num_heads, local.num_kv_heads, local.intermediate_size)
+    for parts in range(2, cards // num_ranks + 1):
+        if needed / parts <= room and not any(length % parts for length in lengths):
+            ways.append(f"--tensor-parallel-size {parts * num_ranks}")
+            break
+    presets = [(c.num_parameters, name) for name, c in PRESETS.items() if c.num_parameters * dtype.itemsize <= room]
+    smaller = [entry for entry in presets if entry[0] < local.num_parameters]
+    if smaller:
+        ways.append(f"--model {max(smaller)[1]}")
+    return ", or ".join(ways) or "end what else takes its memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

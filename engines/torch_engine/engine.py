@@ -205,7 +205,7 @@ class TorchEngine:
                 model.team.explain(error)
             if not is_out_of_memory(error):
                 raise
-            raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, step.longest) from None
+            raise self._out_of_memory(inputs, step.longest) from None
 
     @torch.inference_mode()
     def follow(self, inputs: BatchInputs) -> None:
@@ -229,8 +229,12 @@ class TorchEngine:
         )
         if needed > self._fitting_bytes:
             if needed > available_bytes(model.device):
-                raise forward_out_of_memory(model, inputs.num_tokens, inputs.num_seqs, longest)
+                raise self._out_of_memory(inputs, longest)
             self._fitting_bytes = needed
+
+    def _out_of_memory(self, inputs: BatchInputs, longest: int) -> BenchctlError:
+        tokens = self.limits.num_blocks * self.limits.block_size
+        return forward_out_of_memory(self.model, inputs.num_tokens, inputs.num_seqs, longest, cache_tokens=tokens)
 
     def _launch_on_card(
         self, inputs: BatchInputs, attention: Attention, began: float, watched: WatchedRows | None

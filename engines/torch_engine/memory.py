@@ -11,7 +11,7 @@ import torch
 
 from engines.interface import ScheduledBatch
 from engines.model.config import ModelConfig
-from engines.model.memory import available_bytes, card_memory, gib
+from engines.model.memory import available_bytes, card_memory, gib, ways_to_fit
 from engines.model.transformer import Model
 from engines.torch_engine.reference_attention import MAX_GATHERED_VALUES, MAX_SCORES
 from engines.torch_engine.sampling import MAX_NOISE_VALUES
@@ -79,7 +79,7 @@ def max_kv_tokens(
         tokens = min(DEFAULT_CPU_KV_TOKENS, available_bytes(device) // 2 // per_token)
         tokens = tokens // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
         if tokens == 0:
-            raise _no_room(model, "use a smaller model")
+            raise _no_room(model, _smaller_model(model))
         return int(tokens)
     if not 0 < gpu_memory_utilization <= 1:
         raise BenchctlError(
@@ -195,7 +195,11 @@ def _way_to_room(
         budget //= 2
     if budget >= 16:
         ways.append(f"--max-num-batched-tokens {budget}")
-    return ", or ".join([*ways, "a smaller model"]) if ways else "use a smaller model"
+    return ", or ".join(ways) or _smaller_model(model)
+
+
+def _smaller_model(model: Model) -> str:
+    return ways_to_fit(model.local, model.dtype, model.device, num_ranks=model.parallel.size)
 
 
 def _round_bytes(model: Model, budget: int, max_num_seqs: int, max_len: int, attention: str) -> int:
@@ -234,53 +238,74 @@ def buffers_out_of_memory(
         f"rounds of {max_num_batched_tokens} tokens and {max_num_seqs} sequences need "
         f"{gib(takes(max_num_batched_tokens))} of buffers and graphs beside {model.name}; {model.device} has {gib(available)} free",
         where="--max-num-batched-tokens, --max-num-seqs",
-        fix=f"--max-num-batched-tokens {budget}" if budget >= 16 else "use a smaller model, or --enforce-eager",
+        fix=f"--max-num-batched-tokens {budget}" if budget >= 16 else _smaller_model(model),
     )
 
 
-def cache_out_of_memory(model: Model, num_blocks: int, block_size: int, beside: int = 0) -> BenchctlError:
-    """The KV cache of an engine does not fit: names what would, beside `beside` bytes of buffers and graphs and a tenth more."""
+def cache_out_of_memory(
+    model: Model, num_blocks: int, block_size: int, limits: tuple[int, int, int, int] | None = None
+) -> BenchctlError:
+    """The KV cache of an engine does not fit: names what would, with a tenth of what is free left.
+
+    `limits`, of an engine with buffers of its own: most tokens and sequences of a round, longest context, bytes of graphs.
+    """
     if model.device.type == "cuda":
         gc.collect()  # what was half built
         torch.cuda.empty_cache()
     per_token = kv_bytes_per_token(model.local, model.dtype)
     available = available_bytes(model.device)
     multiple = max(block_size, KV_TOKENS_MULTIPLE)
-    fits = max(int(available * 0.9) - beside, 0) // per_token // multiple * multiple
-    what = f" beside {gib(beside)} of buffers and graphs" if beside else ""
-    smaller = "use a smaller model" + (" or a smaller --max-num-batched-tokens and --max-num-seqs" if beside else "")
+
+    def beside(budget: int) -> int:
+        if limits is None:
+            return 0
+        return _round_bytes(model, budget, limits[1], limits[2], "triton") + limits[3]
+
+    def fits(budget: int) -> int:
+        return max(int(available * 0.9) - beside(budget), 0) // per_token // multiple * multiple
+
+    budget = 0 if limits is None else limits[0]
+    tokens, here = fits(budget), beside(budget)
+    if tokens:
+        fix = f"--kv-cache-tokens {tokens} ({tokens // block_size} blocks) or less"
+    else:
+        while budget >= 16 and not fits(budget):
+            budget = _power_of_two_below(budget)
+        tokens = fits(budget) if budget >= 16 else 0
+        fix = f"--max-num-batched-tokens {budget} --kv-cache-tokens {tokens}" if tokens else _smaller_model(model)
+    what = f" beside {gib(here)} of buffers and graphs" if here else ""
     return BenchctlError(
         f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {gib(num_blocks * block_size * per_token)}{what}; "
         f"{model.device} has {gib(available)} free",
         where="--num-blocks, --kv-cache-tokens",
-        fix=f"--kv-cache-tokens {fits} ({fits // block_size} blocks) or less" if fits else smaller,
+        fix=fix,
     )
 
 
-def forward_out_of_memory(model: Model, num_tokens: int, num_seqs: int, max_context: int) -> BenchctlError:
-    """A pass did not fit: names the largest token budget that the estimate says does."""
+def forward_out_of_memory(
+    model: Model, num_tokens: int, num_seqs: int, max_context: int, *, cache_tokens: int, has_buffers: bool = False
+) -> BenchctlError:
+    """A pass did not fit beside a KV cache of `cache_tokens`: names the largest token budget that the estimate says does, and a
+    cache that leaves room. `has_buffers`: its own are there, so that it needed little more, whatever its size."""
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
     available = available_bytes(model.device)
 
-    def fits(budget: int) -> bool:
-        needed = estimate_forward_bytes(
-            model.local,
-            model.dtype,
-            model.device,
-            num_tokens=budget,
-            num_seqs=min(num_seqs, budget),
-            max_context=max_context,
-        )
-        return needed <= available
+    def needs(budget: int) -> int:
+        return _round_bytes(model, budget, num_seqs, max_context, "reference")
 
-    budget = _power_of_two_below(num_tokens)
-    while budget >= 16 and not fits(budget):
+    missing = GRAPH_BYTES if has_buffers else max(needs(num_tokens) - available, RESERVED_BYTES)
+    tokens = cache_tokens - -(-missing // kv_bytes_per_token(model.local, model.dtype))
+    tokens = max(tokens, 0) // KV_TOKENS_MULTIPLE * KV_TOKENS_MULTIPLE
+    budget = 0 if has_buffers else _power_of_two_below(num_tokens)
+    while budget >= 16 and needs(budget) > available:
         budget //= 2
-    fix = f"--max-num-batched-tokens {budget}, or a smaller KV cache (--gpu-memory-utilization, --kv-cache-tokens)"
+    ways = [f"--max-num-batched-tokens {budget}"] if budget >= 16 else []
+    if tokens:
+        ways.append(f"--kv-cache-tokens {tokens}")
     return BenchctlError(
         f"out of memory in a round of {num_tokens} tokens and {num_seqs} sequences; {model.device} has {gib(available)} free",
-        fix=fix if budget >= 16 else "a smaller KV cache (--gpu-memory-utilization, --kv-cache-tokens)",
+        fix=", or ".join(ways) or _smaller_model(model),
         exit_code=1,
     )
 
@@ -311,7 +336,9 @@ def _measure_forward_bytes(model: Model, max_num_batched_tokens: int, max_num_se
         peak = torch.cuda.max_memory_allocated(model.device) - before
         engine.close()
     except torch.OutOfMemoryError:
-        raise forward_out_of_memory(model, sum(lengths), max_num_seqs, max_len) from None
+        raise forward_out_of_memory(
+            model, sum(lengths), max_num_seqs, max_len, cache_tokens=num_blocks * block_size
+        ) from None
     return peak + peak // 20
 
 

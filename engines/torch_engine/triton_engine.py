@@ -19,7 +19,7 @@ from engines.kernels.launch import compiling
 from engines.model.memory import available_bytes, card_memory, is_out_of_memory
 from engines.model.transformer import Model
 from engines.torch_engine.engine import TorchEngine
-from engines.torch_engine.fused_forward import FusedForward, buffer_bytes
+from engines.torch_engine.fused_forward import FusedForward
 from engines.torch_engine.memory import (
     GRAPH_BYTES,
     buffers_out_of_memory,
@@ -115,7 +115,7 @@ class TritonEngine:
         self.max_tokens, self.max_seqs = max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens)
         on_card = model.device.type == "cuda"
         graph_bytes = GRAPH_BYTES if on_card and not enforce_eager else 0
-        beside = buffer_bytes(model.local, model.dtype, self.max_tokens, self.max_seqs, max_model_len) + graph_bytes
+        beside = (self.max_tokens, self.max_seqs, max_model_len, graph_bytes)
         blocks_here = 1 if measuring else num_blocks
         if blocks_here * block_size * kv_bytes_per_token(model.local, model.dtype) > available_bytes(model.device):
             raise cache_out_of_memory(model, num_blocks, block_size, beside)
@@ -141,7 +141,7 @@ class TritonEngine:
                 raise
             self.close()
             if measuring:
-                raise buffers_out_of_memory(model, self.max_tokens, self.max_seqs, max_model_len, graph_bytes) from None
+                raise buffers_out_of_memory(model, *beside) from None
             raise cache_out_of_memory(model, num_blocks, block_size, beside) from None
 
     def _prepare(
@@ -357,7 +357,12 @@ class TritonEngine:
             if not is_out_of_memory(error):
                 raise
             raise forward_out_of_memory(
-                self.model, len(inputs.token_ids), prepared.num_seqs, int((inputs.start + inputs.num_tokens).max())
+                self.model,
+                len(inputs.token_ids),
+                prepared.num_seqs,
+                int((inputs.start + inputs.num_tokens).max()),
+                cache_tokens=self.limits.num_blocks * self.limits.block_size,
+                has_buffers=True,
             ) from None
         flops, num_bytes = self.work.of_round(
             len(inputs.token_ids), len(inputs.yielding), inputs.context_pairs, inputs.context_tokens
