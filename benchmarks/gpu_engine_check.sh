@@ -57,6 +57,6 @@ part verify "$time_left" python3 -m benchctl replay traces/sharegpt.jsonl --sche
   --max-model-len 4096 --kv-cache-tokens 16384 --verify 8 --no-report --out "$runs/verify" & jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 rm -rf "$runs"
-part campaign $((seconds + 60)) python3 -m benchctl check-engine --seconds "$seconds" --seed 7 || failed=1
+part campaign $((seconds + 30)) python3 -m benchctl check-engine --seconds "$seconds" --seed 7 || failed=1
 echo "done after $((SECONDS - began)) s, $((failed)) failed"
 exit $failed
