@@ -43,11 +43,14 @@ def replay(capfd: pytest.CaptureFixture[str], trace: Path, out: Path, *more: obj
 
 
 @pytest.fixture
-def made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Path:
-    """t.jsonl, out/{nano,vllm} and their baseline b.json."""
-    replay(capfd, write_trace(tmp_path / "t.jsonl", ROWS), tmp_path / "out")
-    assert gate(capfd, tmp_path, tmp_path / "out", "--update").code == 0
-    return tmp_path
+def made(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> Path:
+    """t.jsonl, out/{nano,vllm} and their baseline b.json: made once, a copy for each test."""
+    once = tmp_path_factory.getbasetemp() / "gate-once"
+    if not (once / "b.json").exists():
+        once.mkdir()
+        replay(capfd, write_trace(once / "t.jsonl", ROWS), once / "out")
+        assert gate(capfd, once, once / "out", "--update").code == 0
+    return shutil.copytree(once, tmp_path, dirs_exist_ok=True)
 
 
 def gate(capfd: pytest.CaptureFixture[str], folder: Path, *argv: object) -> Answer:

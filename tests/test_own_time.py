@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -26,14 +27,21 @@ NANOSECOND = 1e-9
 
 
 @pytest.fixture
-def overlapped(capfd: Capture, tmp_path: Path) -> dict[str, Run]:
-    """Sixty requests on a modelled H200 whose rounds overlap, in a pool so small that both policies preempt."""
-    trace = write_trace(tmp_path / "t.jsonl", rows(*((0.004 * i, 150 + 7 * i % 300, 60 + i % 50) for i in range(60))))
-    answer = call(
-        capfd, "replay", trace, "--scheduler", "nano", "--scheduler", "vllm", "--engine", "simulated", "--profile", "h200-qwen3-0.6b",
-        "--num-blocks", 257, "--block-size", 16, "--max-num-batched-tokens", 512, "--no-report", "--out", tmp_path / "runs",
-    )  # fmt: skip
-    assert answer.code == 0, answer.err
+def overlapped(capfd: Capture, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Sixty requests on a modelled H200 whose rounds overlap, in a pool so small that both policies preempt.
+
+    Recorded once, a copy for each test.
+    """
+    once = tmp_path_factory.getbasetemp() / "own-time-once"
+    if not once.exists():
+        once.mkdir()
+        trace = write_trace(once / "t.jsonl", rows(*((0.004 * i, 150 + 7 * i % 300, 60 + i % 50) for i in range(60))))
+        answer = call(
+            capfd, "replay", trace, "--scheduler", "nano", "--scheduler", "vllm", "--engine", "simulated", "--profile", "h200-qwen3-0.6b",
+            "--num-blocks", 257, "--block-size", 16, "--max-num-batched-tokens", 512, "--no-report", "--out", once / "runs",
+        )  # fmt: skip
+        assert answer.code == 0, answer.err
+    shutil.copytree(once / "runs", tmp_path / "runs")
     runs = {policy: open_run(tmp_path / "runs" / policy) for policy in ("nano", "vllm")}
     for run in runs.values():
         assert run.manifest["overlapped"]
