@@ -106,9 +106,9 @@ def test_two_ranks_draw_the_weights_of_one(preset: str, monkeypatch: pytest.Monk
         assert torch.equal(torch.cat([getattr(p, name) for p in parts])[: config.vocab_size], getattr(whole, name))
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     for i, layer in enumerate(whole.layers):
-        for name, axis in (("out", 1), ("down", 1), ("gate_up", 0)):
+        for name, axis in (("out", 1), ("down", 1)):
             assert torch.equal(torch.cat([getattr(p.layers[i], name) for p in parts], axis), getattr(layer, name))
-        split_by = {"qkv": [q, kv, kv], "qkv_bias": [q, kv, kv]}
+        split_by = {"qkv": [q, kv, kv], "qkv_bias": [q, kv, kv], "gate_up": [config.intermediate_size] * 2}
         for name, sizes in split_by.items():
             if (matrix := getattr(layer, name)) is None:
                 continue

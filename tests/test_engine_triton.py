@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engines.interface import NewRequest, SchedulerConfig
-from engines.kernels.many_rows import ManyRowsConfig
 from engines.schedulers.registry import SCHEDULERS
 from engines.torch_engine import fused_forward, tuning
-from engines.torch_engine.round_inputs import TableRows
+from engines.torch_engine.round_inputs import DeviceInputs, TableRows
 from engines.torch_engine.triton_engine import TritonEngine
 from tests.engine_harness import PoisonedCache, Sequence, assert_same_logits, load_oracle, make_oracle, random_ids
 
@@ -61,13 +60,9 @@ def test_a_policy_drives_it_to_the_end_with_few_table_rows() -> None:
     assert seen == 18
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_products_of_many_rows_and_products_with_more_rows(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    """What rounds of thousands of tokens do, with few: products go on with their result, our own or the library's, others run
-    with rows to spare."""
+def test_products_that_add_and_products_with_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounds of thousands of tokens do, with few: products add to the residual stream, others run with rows to spare."""
     monkeypatch.setattr(fused_forward, "MANY_ROWS", 17)
-    monkeypatch.setattr(tuning, "many_rows", lambda dtype, device: ManyRowsConfig(32, 64, 32) if own else None)
-    monkeypatch.setattr(tuning, "adds_itself", lambda *_: True)
     monkeypatch.setattr(tuning, "product_rows", lambda rows, n, k: rows + 5)
     oracle = make_oracle("qwen3")
     cache = PoisonedCache(TritonEngine(load_oracle("qwen3", "cpu"), num_blocks=16, block_size=16, **LIMITS))
@@ -79,3 +74,14 @@ def test_products_of_many_rows_and_products_with_more_rows(monkeypatch: pytest.M
     got = cache.step([(first, 1), (second, 18)])
     assert_same_logits(got[0], want[0][35])
     assert_same_logits(got[1], want[1][37])
+
+
+@pytest.mark.parametrize("max_seqs", [1, 3, 40])
+def test_every_captured_shape_fits_the_inputs_of_a_small_engine(max_seqs: int) -> None:
+    engine = TritonEngine(
+        load_oracle("qwen3", "cpu"), num_blocks=5, block_size=16, max_num_batched_tokens=3000, max_num_seqs=max_seqs
+    )
+    for shape in (shape for shapes in engine._graph_shapes() for shape in shapes):
+        columns = DeviceInputs.of(shape, engine.inputs).columns
+        assert shape.size <= len(engine.flights[0].inputs)
+        assert all(len(columns[name]) == length for name, length in shape.columns().items() if name != "keys"), shape

@@ -14,7 +14,6 @@ import torch
 from benchctl.check_engine import make_case
 from engines.torch_engine import reference_attention
 from engines.torch_engine.verify import KINDS, RequestCheck, Verification, Watch
-from reports.page import render
 from reports.run import open_run
 from reports.verified import verified
 from tests.command_line import Answer, call
@@ -41,6 +40,8 @@ def test_a_right_run_passes_and_says_how_far_off_it_was(
     assert answer.code == 0, answer.err
     assert answer.err.count("verify  ") == 2 and "positions against float32: relative error of logits max" in answer.err
     summaries = json.loads(answer.out)["runs"]
+    from reports.page import render  # not where rounds run on a device: it needs plotly
+
     page = render([open_run(tmp_path / "nano"), open_run(tmp_path / "vllm")])
     assert "<summary>Verified against float32</summary>" in page and "‖l − r‖ / ‖r‖" in page
     kinds = set()

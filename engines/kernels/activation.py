@@ -1,4 +1,4 @@
-"""SiLU-gated product in Triton: silu(gate) * up over the merged gate/up product, whose columns are gate and up in turn."""
+"""SiLU-gated product in Triton: silu(gate) * up over the merged gate/up product."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import triton
 import triton.language as tl
 
 from engines.kernels.launch import launch
-
-
-@triton.jit
-def gated_silu(gate_up, ROWS: tl.constexpr, COLS: tl.constexpr, DTYPE: tl.constexpr):
-    """[ROWS, 2 * COLS] float32, gate and up in turn -> silu(gate) * up, [ROWS, COLS]. Rounded where the reference has a tensor."""
-    gate, up = tl.split(tl.reshape(gate_up, (ROWS, COLS, 2)))
-    gate = gate.to(DTYPE).to(tl.float32)
-    return (gate / (1.0 + tl.exp(-gate))).to(DTYPE) * up.to(DTYPE)
 
 
 @triton.jit
@@ -31,17 +23,19 @@ def _silu_mul_kernel(
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < INNER
     dtype = out_ptr.dtype.element_ty
-    both = tl.program_id(1) * 2 * BLOCK + tl.arange(0, 2 * BLOCK)
-    at = row.to(tl.int64) * stride_row + both
-    gate_up = tl.load(gate_up_ptr + at, mask=both < 2 * INNER, other=0.0).to(tl.float32)
+    at = row.to(tl.int64) * stride_row + cols
+    gate = tl.load(gate_up_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + at + INNER, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        gate_up += tl.load(gate_up_ptr + part * stride_part + at, mask=both < 2 * INNER, other=0.0).to(tl.float32)
-    gated = gated_silu(gate_up, 1, BLOCK, dtype)
-    tl.store(out_ptr + row.to(tl.int64) * INNER + cols, tl.reshape(gated, (BLOCK,)), mask=mask)
+        gate += tl.load(gate_up_ptr + part * stride_part + at, mask=mask, other=0.0).to(tl.float32)
+        up += tl.load(gate_up_ptr + part * stride_part + at + INNER, mask=mask, other=0.0).to(tl.float32)
+    gate = gate.to(dtype).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype)
+    tl.store(out_ptr + row.to(tl.int64) * INNER + cols, silu * up.to(dtype), mask=mask)
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor, num_tokens: torch.Tensor) -> None:
-    """out [T, inner] = silu(gate) * up; gate_up [T, 2 * inner], gate and up in turn, or partial sums [parts, T, 2 * inner]; num_tokens int32 [1]."""
+    """out [T, inner] = silu(gate) * up; gate_up [T, 2 * inner] or partial sums [parts, T, 2 * inner]; num_tokens int32 [1]."""
     parts = gate_up.shape[0] if gate_up.dim() == 3 else 1
     inner = out.shape[1]
     block = min(1024, triton.next_power_of_2(inner))

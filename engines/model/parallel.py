@@ -54,6 +54,10 @@ class Parallel:
         own_q, own_kv = self.share(q), self.share(kv)
         return [own_q, *(slice(first + own_kv.start, first + own_kv.stop) for first in (q, q + kv))]
 
+    def gate_up_rows(self, config: ModelConfig) -> list[slice]:
+        own, inner = self.share(config.intermediate_size), config.intermediate_size
+        return [own, slice(inner + own.start, inner + own.stop)]
+
     def part_of_tensor(self, name: str, config: ModelConfig) -> tuple[int, slice, int] | None:
         """(axis, part of it that lies here, its whole length) of a checkpoint's tensor; None: it lies here whole."""
         if self.size == 1:

@@ -36,7 +36,7 @@ class LayerWeights:
     k_norm: Tensor | None  # [head_dim]
     out: Tensor  # [hidden, num_heads * head_dim]
     post_attention_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]: gate and up in turn, so that one tile of a product has both
+    gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
     down: Tensor  # [hidden, intermediate]
 
 
@@ -99,7 +99,7 @@ class Model:
             attended = attention(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
             hidden = hidden + parallel.all_reduce(F.linear(attended.reshape(num_tokens, -1), layer.out))
             x = rms_norm(hidden, layer.post_attention_norm, eps)
-            gate, up = F.linear(x, layer.gate_up).unflatten(-1, (-1, 2)).unbind(-1)
+            gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + parallel.all_reduce(F.linear(F.silu(gate) * up, layer.down))
         return rms_norm(hidden, self.weights.norm, eps)
 

@@ -89,7 +89,7 @@ def fill_with_dummy_weights(config: ModelConfig, weights: Weights, seed: int, pa
     for layer in weights.layers:
         matrix(layer.qkv, q + 2 * kv, hidden, parallel.qkv_rows(config))
         matrix(layer.out, hidden, q, columns=parallel.share(q))
-        matrix(layer.gate_up, 2 * inner, hidden, [parallel.share(2 * inner)])
+        matrix(layer.gate_up, 2 * inner, hidden, parallel.gate_up_rows(config))
         matrix(layer.down, hidden, inner, columns=parallel.share(inner))
         if layer.qkv_bias is not None:
             normal(layer.qkv_bias, (q + 2 * kv,), 0.02, parallel.qkv_rows(config))
@@ -105,6 +105,7 @@ def places_of_tensors(config: ModelConfig, weights: Weights) -> dict[str, Tensor
     """Name in a Hugging Face checkpoint -> the part of our weights that it fills."""
     q = config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
+    inner = config.intermediate_size
     places = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.norm}
     if not config.tie_word_embeddings:
         places["lm_head.weight"] = weights.lm_head
@@ -121,8 +122,9 @@ def places_of_tensors(config: ModelConfig, weights: Weights) -> dict[str, Tensor
             places[prefix + "self_attn.q_norm.weight"] = layer.q_norm
             places[prefix + "self_attn.k_norm.weight"] = layer.k_norm
         places[prefix + "self_attn.o_proj.weight"] = layer.out
-        places[prefix + "mlp.gate_proj.weight"] = layer.gate_up[0::2]
-        places[prefix + "mlp.up_proj.weight"] = layer.gate_up[1::2]
+        places[prefix + "mlp.gate_proj.weight"], places[prefix + "mlp.up_proj.weight"] = layer.gate_up.split(
+            [inner, inner]
+        )
         places[prefix + "mlp.down_proj.weight"] = layer.down
     return places
 

@@ -3,15 +3,13 @@
 The same computation as engines/model/transformer.py, whose weights it reads. A layer takes nine launches: product of q, k, v
 · norm, RoPE, KV write · attention (· combine) · output product · residual and norm · product of gate, up · SiLU · down
 product · residual and norm. All K and V of a layer are written before its attention. Beside chunks, what follows the last
-layer's attention is computed for the rows that yield a token alone: nothing reads the others. With many rows a product of
-engines/kernels/many_rows.py does the SiLU, or adds to the residual stream, itself.
+layer's attention is computed for the rows that yield a token alone: nothing reads the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +19,6 @@ from engines.kernels.activation import silu_mul
 from engines.kernels.attention import Config, paged_attention
 from engines.kernels.chunk_attention import chunk_attention, own_rows
 from engines.kernels.linear import few_rows_linear
-from engines.kernels.many_rows import ManyRows
 from engines.kernels.norms import add_norm, embed_norm
 from engines.kernels.rope import rope_and_store
 from engines.kernels.rows import take_rows
@@ -31,11 +28,11 @@ from engines.model.transformer import Model
 from engines.torch_engine import tuning
 from engines.torch_engine.round_inputs import CHUNKS, SINGLES, TOKENS, UPDATES, YIELDS, DeviceInputs, Shape
 
-MANY_ROWS = 2049  # from here on a product that goes on with its result costs less than a kernel that reads it again
+MANY_ROWS = 2049  # from here on a product that adds costs less than a kernel that reads both again
 
 
 def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_seqs: int, max_model_len: int) -> int:
-    """Most bytes of a `FusedForward`'s buffers, the small ones rounded up."""
+    """Bytes of a `FusedForward`'s buffers, the small ones rounded up."""
     c, size = config, dtype.itemsize
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     per_token = 3 * c.hidden_size + (q + 2 * kv) + 2 * q + 3 * c.intermediate_size
@@ -84,9 +81,7 @@ class FusedForward:
         self.q = buffer(max_tokens, c.num_heads, c.head_dim)
         self.attended = buffer(max_tokens, q_size)
         self.added = buffer(max_tokens, c.hidden_size)
-        many = tuning.many_rows(dtype, device)
-        # With many rows it is never written.
-        self.gate_up = buffer(min(max_tokens, MANY_ROWS - 1) if many else max_tokens, 2 * c.intermediate_size)
+        self.gate_up = buffer(max_tokens, 2 * c.intermediate_size)
         self.activated = buffer(max_tokens, c.intermediate_size)
         # Of the rows that yield a token: what the last layer attended to, the residual stream, the head's input.
         self.last_attended = buffer(max_seqs, q_size)
@@ -104,17 +99,6 @@ class FusedForward:
         self.lse = buffer(most * c.num_heads, dtype=torch.float32)
         widest = max(q_size + 2 * c.num_kv_heads * c.head_dim, c.hidden_size, 2 * c.intermediate_size)
         self.sums = buffer(4 * 16 * widest, dtype=torch.float32)
-
-        self.many: dict[str, ManyRows] = {}
-        self.many_weights: list[dict[str, Any]] = []
-        if many is not None:
-            self.many["gate_up"] = ManyRows(self.x, self.activated, 2 * c.intermediate_size, "silu", many)
-            if model.parallel.size == 1:  # else what ranks have is summed before it is added
-                self.many["down"] = ManyRows(self.activated, self.residual, c.hidden_size, "add", many)
-            self.many_weights = [
-                {name: product.weight(getattr(layer, name)) for name, product in self.many.items()}
-                for layer in model.weights.layers
-            ]
 
         angles = torch.arange(max_model_len, device=device, dtype=torch.float32)[:, None] * model.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -152,7 +136,7 @@ class FusedForward:
         rows, n = x.shape[0], weight.shape[0]
         if config is None:
             padded = tuning.product_rows(rows, *weight.shape)
-            if rows < padded <= min(len(self.x), len(self.gate_up)):
+            if rows < padded <= len(self.x):
                 # Buffers go on beyond the slice; what such rows hold is a number, and nobody reads what comes of it.
                 torch.mm(_rows(x, padded), weight.t(), out=_rows(out, padded))
             else:
@@ -165,23 +149,9 @@ class FusedForward:
         few_rows_linear(x, weight, parts, config)
         return parts
 
-    def _many(self, name: str, layer: int, rows: int) -> bool:
-        """Have a product of many rows launched over the buffers; False: it is another's."""
-        product = self.many.get(name)
-        if product is None or rows < MANY_ROWS:
-            return False
-        if product.epilogue == "add" and not tuning.adds_itself(
-            rows, product.n, product.k, product.programs, product.config
-        ):
-            return False
-        product(self.many_weights[layer][name], rows)
-        return True
-
-    def _add_linear(self, name: str, layer: int, x: Tensor, residual: Tensor) -> Tensor | None:
+    def _add_linear(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor | None:
         """What a layer adds to the residual stream; None: it has been added, by the product itself where rows are many."""
-        weight, rows = getattr(self.model.weights.layers[layer], name), len(x)
-        if self._many(name, layer, rows):
-            return None
+        rows = len(x)
         if rows >= MANY_ROWS and self.model.parallel.size == 1:
             residual.addmm_(x, weight.t())
             return None
@@ -221,11 +191,11 @@ class FusedForward:
                 )  # fmt: skip
                 attended, residual, x = self.last_attended[:seqs], self.last_residual[:seqs], self.x[:seqs]
                 rows, num_tokens, picked = seqs, num_yields, True
-            added = self._add_linear("out", i, attended, residual)
+            added = self._add_linear(attended, layer.out, residual)
             add_norm(added, residual, layer.post_attention_norm, x, num_tokens, eps)
-            if not self._many("gate_up", i, rows):
-                silu_mul(self._linear(x, layer.gate_up, self.gate_up[:rows]), self.activated[:rows], num_tokens)
-            added = self._add_linear("down", i, self.activated[:rows], residual)
+            gate_up = self._linear(x, layer.gate_up, self.gate_up[:rows])
+            silu_mul(gate_up, self.activated[:rows], num_tokens)
+            added = self._add_linear(self.activated[:rows], layer.down, residual)
             if i + 1 < c.num_layers:
                 add_norm(added, residual, w.layers[i + 1].input_norm, x, num_tokens, eps)
         last = self.last[:seqs]

@@ -149,9 +149,11 @@ class TritonEngine:
     ) -> None:
         """Inputs' buffers on both sides; every kernel compiled and every graph captured that a round can meet."""
         self.rows = TableRows(num_rows, max_blocks)
-        largest = self._exact_shape(
-            self.max_tokens, self.max_seqs, self._most_tiles(self.max_tokens, self.max_seqs), num_rows * max_blocks
-        ).size
+        most_tiles = self._most_tiles(self.max_tokens, self.max_seqs)
+        exact = self._exact_shape(self.max_tokens, self.max_seqs, most_tiles, max(num_rows * max_blocks, 64))
+        # A graph has room for tiles and updates that a small engine may never need.
+        decodes, mixed = self._graph_shapes()
+        largest = max(shape.size for shape in (exact, *decodes, *mixed))
         self.inputs = torch.zeros(largest, dtype=torch.int32, device=self.model.device)
         self.flights = [
             Flight(

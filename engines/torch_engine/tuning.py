@@ -10,7 +10,6 @@ import triton
 
 from engines.kernels.attention import Config
 from engines.kernels.linear import MAX_FEW_ROWS, FewRowsConfig
-from engines.kernels.many_rows import ManyRowsConfig
 
 
 def decode_attention(num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Config:
@@ -65,20 +64,6 @@ MORE_ROWS = {
 def product_rows(num_rows: int, n: int, k: int) -> int:
     """How many rows to run [num_rows, k] x [n, k] with."""
     return MORE_ROWS.get((n, k), {}).get(num_rows, num_rows)
-
-
-def many_rows(dtype: torch.dtype, device: torch.device) -> ManyRowsConfig | None:
-    """Of products with more than 2,048 rows; None: no copy engine there, or values too wide for its tiles."""
-    if device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device)[0] < 9):
-        return None
-    return ManyRowsConfig()
-
-
-def adds_itself(num_rows: int, n: int, k: int, programs: int, config: ManyRowsConfig) -> bool:
-    """Whether our own product that adds to the residual stream beats the library's: long sums, and no round of tiles in which
-    most of the programs have none."""
-    tiles = -(-num_rows // config.block_m) * -(-n // config.block_n)
-    return k >= 8192 and tiles >= 0.9 * programs * -(-tiles // programs)
 
 
 def few_rows(num_rows: int, n: int, k: int) -> FewRowsConfig | None:
