@@ -7,16 +7,19 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def pytest_collection_finish() -> None:
-    """Freeze what every test module has imported, once.
+@pytest.fixture(autouse=True, scope="module")
+def freeze_what_is_imported() -> None:
+    """Freeze, once a file, all objects there are: every module that any test has imported by then.
 
-    Each run looks through all objects there are before its clock starts, and thaws them when it ends. With the modules of
-    all tests that is a third of a second a run, and there are thousands.
+    Each run looks through all objects before its clock starts, and thaws them when it ends. Beside the modules of all tests
+    that takes most of a second, and there are thousands of runs. What a test makes is collected as ever.
     """
     import benchctl.runner
 
