@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reports.numbers import NOT_MEASURED, number, plural
+from reports.numbers import NOT_MEASURED, number
 from reports.run import Run
 
 TOLD = {
     "requests", "dtype", "tolerance", "least_agreement", "columns", "vocab_size", "positions", "passed",
     "mean_error", "max_error", "agreement", "agreement_beyond_rounding",
 }  # fmt: skip
+KINDS = {
+    "resumed": "preempted and resumed",
+    "cached": "with cached tokens",
+    "chunked": "in chunks",
+    "plain": "plain",
+}
 
 
 class Verified(NamedTuple):
@@ -34,11 +39,13 @@ def verified(runs: Sequence[Run]) -> Verified | None:
 
     rows = [
         row("within tolerance", lambda v: "yes" if v["passed"] else "no"),
-        row("requests", _requests),
+        row("requests", lambda v: number(len(v["requests"]))),
+        *(row(label, lambda v, k=kind: number(_of_kind(v, k))) for kind, label in KINDS.items()),  # type: ignore[misc]
         row("n, positions", lambda v: number(v["positions"])),
         row("relative error, mean", lambda v: _error(v, "mean_error")),
         row("relative error, largest", lambda v: _error(v, "max_error")),
-        row("tolerance of a request's mean", lambda v: f"{v['tolerance']:g} ({v['dtype']})"),
+        row("tolerance", lambda v: f"{v['tolerance']:g}"),
+        row("engine's dtype", lambda v: str(v["dtype"])),
         row("same token", lambda v: _part(v, "agreement")),
         row("same token but for rounding", lambda v: _part(v, "agreement_beyond_rounding")),
     ]
@@ -55,10 +62,8 @@ def _of(run: Run) -> Mapping[str, Any] | None:
     return verify if isinstance(verify, dict) and verify.keys() >= TOLD else None
 
 
-def _requests(verify: Mapping[str, Any]) -> str:
-    kinds = Counter(request["kind"] for request in verify["requests"])
-    how = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-    return plural(len(verify["requests"]), "request") + (f": {how}" if how else "")
+def _of_kind(verify: Mapping[str, Any], kind: str) -> int:
+    return sum(request["kind"] == kind for request in verify["requests"])
 
 
 def _error(verify: Mapping[str, Any], name: str) -> str:
@@ -66,5 +71,4 @@ def _error(verify: Mapping[str, Any], name: str) -> str:
 
 
 def _part(verify: Mapping[str, Any], name: str) -> str:
-    n = verify["positions"]
-    return f"{verify[name]:.2%} of {n:,}" if n else NOT_MEASURED
+    return f"{verify[name]:.2%}" if verify["positions"] else NOT_MEASURED
