@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,6 @@ def test_a_sweep_that_failed_wholly_has_a_page_too(tmp_path: Path) -> None:
 # -- in a browser
 
 pytestmark_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 def whole(tab: Tab) -> None:
