@@ -40,31 +40,31 @@ class BlockPool:
         """`count` blocks from the head of the free list, in its order, each now referenced once."""
         assert count <= self.num_free, (count, self.num_free)
         pop, ref_count = self._queue.popleft, self.ref_count
-        if self._num_gaps:
-            taken = self._pop(count)
-        else:
-            taken = [pop() for _ in range(count)]
+        taken = [pop() for _ in range(count)]
+        if self._num_gaps and not self._gaps.keys().isdisjoint(taken):
+            taken = self._without_gaps(taken)
+        assert not any(map(ref_count.__getitem__, taken)), taken
         for block in taken:
-            assert ref_count[block] == 0, (block, ref_count[block])
             ref_count[block] = 1
         self.num_free -= count
         return taken
 
-    def _pop(self, count: int) -> list[int]:
-        """`count` blocks from the head, gaps passed over."""
+    def _without_gaps(self, popped: list[int]) -> list[int]:
+        """As many blocks from the head, gaps passed over; `popped` are the first entries."""
         gaps, pop, taken = self._gaps, self._queue.popleft, list[int]()
-        while len(taken) < count:
-            block = pop()
-            left = gaps.get(block)
-            if left is None:
-                taken.append(block)
-                continue
-            self._num_gaps -= 1
-            if left == 1:
-                del gaps[block]
-            else:
-                gaps[block] = left - 1
-        return taken
+        count = len(popped)
+        while True:
+            for block in popped:
+                if block not in gaps:
+                    taken.append(block)
+                    continue
+                self._num_gaps -= 1
+                gaps[block] -= 1
+                if not gaps[block]:
+                    del gaps[block]
+            if len(taken) == count:
+                return taken
+            popped = [pop() for _ in range(count - len(taken))]
 
     def touch(self, block: int) -> bool:
         """One more reference to a block that a lookup found. True if it lay in the free list, and so was taken out of it."""
@@ -94,7 +94,10 @@ class BlockPool:
             for block in blocks:
                 ref_count[block] = 0
             return None
-        return bytes([not self.drop(block) for block in blocks])
+        assert min(counts) > 0, blocks
+        for block, count in zip(blocks, counts, strict=True):
+            ref_count[block] = count - 1
+        return bytes([count > 1 for count in counts])
 
     def put_back(self, blocks: Iterable[int]) -> None:
         """`blocks` become the tail of the free list, in their order."""

@@ -24,7 +24,8 @@ class NanoBlockManager:
         self.caching = enable_prefix_caching
         self.log = log
         self.hash: list[Any] = [None] * num_blocks
-        self.content: list[Any] = [None] * num_blocks  # ids of a hashed block, to tell a collision from a hit
+        # Ids of a hashed block, to tell a collision from a hit; None where the hash is a key, which stands for them.
+        self.content: list[Any] = [None] * num_blocks
         self.hash_to_block: dict[int, int] = {}
         self.disowned: set[int] = set()  # hashed blocks whose entry a twin took over
         self.cached_free_blocks = 0  # free blocks that the table names
@@ -40,13 +41,15 @@ class NanoBlockManager:
         num_blocks = -(-seq.num_tokens // self.block_size)
         num_cached, needed = 0, num_blocks
         if self.caching and not seq.hidden:
+            find, content, ref_count = self.hash_to_block.get, self.content, self.pool.ref_count
+            keyed = seq.new.make_block_keys is not None
             for index, key in enumerate(seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]):
-                block = self.hash_to_block.get(key)
+                block = find(key)
                 # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
-                if block is None or self.content[block] != seq.block_content(index, self.block_size):
+                if block is None or content[block] != (None if keyed else seq.block_content(index, self.block_size)):
                     break
                 num_cached += 1
-                if self.pool.ref_count[block] > 0:
+                if ref_count[block] > 0:
                     needed -= 1
         return num_cached, needed
 
@@ -90,27 +93,25 @@ class NanoBlockManager:
     def _take_from_pool(self, count: int) -> tuple[list[int], bytes | None]:
         """(blocks, a 1 for each that could still be found until now; None: no one of them)."""
         taken = self.pool.take(count)
-        hashes = self.hash
+        hashes, content, entries = self.hash, self.content, self.hash_to_block
         keys = [hashes[block] for block in taken]
         if keys.count(None) == count:
             return taken, None
-        lost = [key is not None and self._forget(block, key) for block, key in zip(taken, keys, strict=True)]
+        lost = bytearray(count)
+        for i, (block, key) in enumerate(zip(taken, keys, strict=True)):
+            if key is None:
+                continue
+            hashes[block] = None
+            if key is not HIDDEN:
+                content[block] = None
+                # A twin that holds the same content may own the entry; then it stays.
+                if entries.get(key) != block:
+                    self.disowned.discard(block)
+                    continue
+                del entries[key]
+            lost[i] = 1
+        self.cached_free_blocks -= lost.count(1)
         return taken, bytes(lost)
-
-    def _forget(self, block: int, key: Any) -> bool:
-        """A hashed block is taken. True: it could still be found."""
-        self.hash[block] = None
-        if key is HIDDEN:
-            self.cached_free_blocks -= 1
-            return True
-        self.content[block] = None
-        # A twin that holds the same content may own the entry; then it stays.
-        if self.hash_to_block.get(key) == block:
-            del self.hash_to_block[key]
-            self.cached_free_blocks -= 1
-            return True
-        self.disowned.discard(block)
-        return False
 
     # -- after the forward pass
 
@@ -129,9 +130,7 @@ class NanoBlockManager:
             for block in table[first:full]:
                 self.hash[block] = HIDDEN
         else:
-            hashes = seq.hashes_xxh64(full, self.block_size)
-            for index in range(first, full):
-                self._register(seq, table[index], index, hashes[index])
+            self._register_all(seq, table[first:full], first, seq.hashes_xxh64(full, self.block_size)[first:full])
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
@@ -148,13 +147,22 @@ class NanoBlockManager:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
         seq.hidden = False
         hashed = [block for block in seq.block_table if self.hash[block] is HIDDEN]
-        hashes = seq.hashes_xxh64(len(hashed), self.block_size)
-        for index, block in enumerate(hashed):
-            self._register(seq, block, index, hashes[index])
+        self._register_all(seq, hashed, 0, seq.hashes_xxh64(len(hashed), self.block_size)[: len(hashed)])
 
     def hidden(self) -> list[int]:
         """Hashed blocks that are in no table."""
         return [block for block, key in enumerate(self.hash) if key is HIDDEN]
+
+    def _register_all(self, seq: Sequence, blocks: list[int], first: int, keys: list[int]) -> None:
+        """`_register` of each, in order."""
+        if seq.new.make_block_keys is None or not self.hash_to_block.keys().isdisjoint(keys):
+            for index, (block, key) in enumerate(zip(blocks, keys, strict=True), first):
+                self._register(seq, block, index, key)
+            return
+        hashes = self.hash
+        for block, key in zip(blocks, keys, strict=True):
+            hashes[block] = key
+        self.hash_to_block.update(zip(keys, blocks, strict=True))
 
     def _register(self, seq: Sequence, block: int, index: int, key: int) -> None:
         owner = self.hash_to_block.get(key)
@@ -163,7 +171,8 @@ class NanoBlockManager:
             if self.pool.ref_count[owner] == 0:
                 self.cached_free_blocks -= 1  # a free twin can no longer be found
         self.hash[block] = key
-        self.content[block] = seq.block_content(index, self.block_size)
+        if seq.new.make_block_keys is None:
+            self.content[block] = seq.block_content(index, self.block_size)
         self.hash_to_block[key] = block
 
     def deallocate(self, seq: Sequence) -> None:
