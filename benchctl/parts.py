@@ -23,6 +23,7 @@ from benchctl.manifest import unwritable
 from benchctl.round_buffers import BatchBuffer, RoundBuffer
 from engines.interface import Int64Array
 from reports import records
+from reports.segments import SEGMENTS
 
 
 class Log:
@@ -83,7 +84,8 @@ class PartWriter:
 
     def __init__(self, folder: Path, mode: str) -> None:
         self.folder, self.mode = folder, mode
-        self.tables = sorted(records.RECORDED[mode], key=lambda table: table == "rounds")
+        tables = (*records.RECORDED[mode], SEGMENTS) if mode == "compact" else records.RECORDED[mode]
+        self.tables = sorted(tables, key=lambda table: table == "rounds")
         self.num_parts = 0
         self.num_rows = dict.fromkeys(self.tables, 0)  # as stored: a compact row may stand for many
         self.num_bytes = 0
@@ -94,6 +96,8 @@ class PartWriter:
         if "batches" in self.tables:
             make = part.log.batch.compact_frames if self.mode == "compact" else part.log.batch.frames
             made["batches"], made["tokens"] = make(part.log.columns["batches"])
+        if self.mode == "compact":
+            made["rounds"], made[SEGMENTS] = part.rounds.compact_frames()
         for table in self.tables:
             frame = made.pop(table) if table in made else part.frame(table)
             name = f"{table}-{self.num_parts:05d}.parquet"

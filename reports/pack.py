@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from reports import records
+from reports.segments import SEGMENTS
 from traces.errors import BenchctlError
 
 INDEX = "benchctl-pack.json"
@@ -54,7 +55,7 @@ def run_files(run: Path) -> list[Path]:
     out = []
     for file in sorted(run.iterdir()):
         table = re.match(r"^([a-z]+)-(\d{5,})\.parquet$", file.name)
-        unfinished = table is not None and table[1] in records.TABLES and table[2] not in finished
+        unfinished = table is not None and table[1] in (*records.TABLES, SEGMENTS) and table[2] not in finished
         passing = (
             file.name.startswith(".") or file.name.endswith(".tmp") or is_pack(file) or is_pack(file.with_suffix(""))
         )

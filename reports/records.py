@@ -8,6 +8,7 @@ Times are float64 seconds since the run began on the run's clock, except `schedu
 Schema history (SCHEMA_VERSION):
 1 (2026-11-30): first version.
 2 (2026-11-30): where rounds overlap, stalled_s and preempted_s count each moment once (`own_time`); the columns are the same.
+3 (2026-12-01): compact runs keep stretches of rounds as segments and decodes by request (`segments`); the logical tables are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import polars as pl
 
-SCHEMA_VERSION = 2
+from reports.segments import SEGMENTS, expand_rows, expand_segments, segment_schema
+
+SCHEMA_VERSION = 3
 
 # table -> column -> (dtype, meaning with unit and when it is null)
 TABLES: dict[str, dict[str, tuple[type[pl.DataType], str]]] = {
@@ -146,8 +149,9 @@ RECORDED: dict[str, tuple[str, ...]] = {
     "full": tuple(TABLES),
 }
 
-# Extra columns on disk under `--records compact`; `scan` expands them away. A row with num_rounds = k stands for the k rows
-# of rounds round, round + 1, …, round + k - 1 (all of them in the `rounds` table of the same part):
+# Extra columns on disk under `--records compact` of schema 2; `scan` expands them away (schema 3: `reports.segments`). A row
+# with num_rounds = k stands for the k rows of rounds round, round + 1, …, round + k - 1 (all of them in the `rounds` table of
+# the same part):
 # - batches: start + i for the i-th; order, request, num_tokens (1), phase (decode), cached_tokens (null), yields_token and
 #   num_blocks are the same in all, so a stretch ends where one of them would change.
 # - tokens: index + i for the i-th, and t_s is the t_end_s of its round; token_id is null in all, so that with a model
@@ -204,18 +208,31 @@ def scan(run: Path, table: str) -> pl.LazyFrame:
     Rows come in the order in which they were written, except in compact runs: those are sorted by round (and order).
     """
     columns = schema(table)
+    frame = _scan(run, table, columns)
+    if frame is None:
+        return pl.LazyFrame(schema=columns)
+    present = frame.collect_schema()
+    if table == "rounds" and (segments := _scan(run, SEGMENTS, segment_schema(columns))) is not None:
+        frame = pl.concat([frame, expand_segments(segments, list(columns))], how="diagonal").sort("round")
+    elif "num_rows" in present:
+        frame = expand_rows(frame, table, scan(run, "rounds"))
+    elif "num_rounds" in present:
+        frame = _expand(run, table, frame)
+    kept = ("num_rounds", "num_rows", "block_size")
+    return frame.select(*columns, *(name for name in present if name not in columns and name not in kept))
+
+
+def _scan(run: Path, table: str, columns: dict[str, pl.DataType | type[pl.DataType]]) -> pl.LazyFrame | None:
+    """The rows on disk, `columns` first among theirs; None: there is no file."""
     files = [file for part in parts(run) if (file := run / f"{table}-{part}.parquet").exists()]
     if not files:
-        return pl.LazyFrame(schema=columns)
+        return None
     frame = pl.scan_parquet(files, glob=False, missing_columns="insert", extra_columns="ignore")
     present = frame.collect_schema()
-    frame = frame.with_columns(
+    return frame.with_columns(
         *(pl.lit(None, dtype=dtype).alias(name) for name, dtype in columns.items() if name not in present),
         *(pl.col(name).cast(dtype) for name, dtype in columns.items() if name in present and present[name] != dtype),
     )
-    if "num_rounds" in present:
-        frame = _expand(run, table, frame)
-    return frame.select(*columns, *(name for name in present if name not in columns and name != "num_rounds"))
 
 
 def _expand(run: Path, table: str, frame: pl.LazyFrame) -> pl.LazyFrame:

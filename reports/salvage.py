@@ -20,6 +20,7 @@ from reports import records
 from reports.numbers import plural
 from reports.packed import origin_of
 from reports.run import MANIFEST_FILE, Run, find_runs, open_run
+from reports.segments import SEGMENTS
 from traces.errors import BenchctlError
 
 
@@ -52,15 +53,15 @@ def _without_manifest(folder: Path) -> list[Path]:
 def _open(folder: Path, scratch: Path) -> Run:
     manifest, damage = _manifest(folder)
     damage += _missing(folder, manifest)
-    tables: tuple[str, ...] = tuple(records.TABLES)
+    tables: tuple[str, ...] = (*records.TABLES, SEGMENTS)
     good, bad = _readable_parts(folder, tables)
     if bad is not None and good:
         damage.append(f"{bad}; shown {'are' if len(good) > 1 else 'is'} the {plural(len(good), 'part')} before it")
     elif bad is not None:
         # Without a whole part the smaller tables may still tell how the run went.
-        tables = records.RECORDED["summary"]
+        tables = (*records.RECORDED["summary"], SEGMENTS)
         good, _ = _readable_parts(folder, tables)
-        damage.append(f"{bad}; shown is what {', '.join(tables)} tell" if good else bad)
+        damage.append(f"{bad}; shown is what {', '.join(records.RECORDED['summary'])} tell" if good else bad)
         manifest |= {"records": "summary"}
     if not damage:
         return Run(folder, manifest, origin_of(folder))
@@ -87,6 +88,9 @@ def _missing(folder: Path, manifest: dict[str, Any]) -> list[str]:
         return []
     there = {file.name for file in folder.glob("*.parquet")}
     tables = records.RECORDED[manifest["records"]]
+    version = manifest.get("schema_version")
+    if manifest["records"] == "compact" and isinstance(version, int) and version >= 3:
+        tables = (*tables, SEGMENTS)
     numbers = {name.rsplit("-", 1)[-1].removesuffix(".parquet") for name in there}
     lost = sorted(name for n in numbers for table in tables if (name := f"{table}-{n}.parquet") not in there)
     if not lost:

@@ -130,9 +130,30 @@ def test_rows_become_columns_with_codes_nulls_and_shifted_order() -> None:
     assert (other, needed, available, unit) == ([NULL, NULL], [1, NULL], [4, NULL], [word("blocks"), NULL])
 
 
-def test_fold_joins_consecutive_rounds_only() -> None:
-    request = np.array([1, 2, 1, 2, 1, 1])
-    number = np.array([1, 1, 2, 2, 3, 5])
-    counter = np.array([10, 20, 11, 22, 12, 13])
-    rows, counts = fold(request, number, counter, (), may_grow=np.ones(6, dtype=np.bool_))
-    assert (rows.tolist(), counts.tolist()) == ([0, 1, 3, 5], [3, 1, 1, 1])
+def decodes(*rows: tuple[int, int, int]) -> list[np.ndarray]:
+    """Columns of `batches` of plain decodes (round, request, start), blocks of 4, in order."""
+    number, request, start = (np.array(column) for column in zip(*rows, strict=True))
+    one, null = np.ones(len(rows), dtype=np.int64), np.full(len(rows), NULL)
+    return [number, one, request, start, one, one, null, one, start // 4 + 1]
+
+
+def folded(columns: list[np.ndarray]) -> tuple[list[int], list[int]]:
+    rows, counts = fold(columns, 4)
+    return rows.tolist(), counts.tolist()
+
+
+def test_fold_joins_the_decodes_of_a_request_in_successive_rounds_with_decodes() -> None:
+    # Nobody decodes in round 4; request 2 misses round 5 and comes back as somebody new; blocks open at 12.
+    rows = decodes(
+        (1, 1, 10), (1, 2, 20), (2, 1, 11), (2, 2, 21), (3, 1, 12), (3, 2, 22), (5, 1, 13), (6, 1, 14), (6, 2, 23)
+    )
+    assert folded(rows) == ([0, 1, 8], [5, 3, 1])
+    rows[3][7] = 15  # a token skipped: not one after the other
+    assert folded(rows) == ([0, 1, 7, 8], [4, 3, 1, 1])
+    rows[8][6] += 1  # a block more than the tokens need
+    assert folded(rows) == ([0, 1, 6, 7, 8], [3, 3, 1, 1, 1])
+
+
+def test_fold_begins_anew_where_the_order_of_a_round_changes() -> None:
+    rows = decodes((1, 1, 10), (1, 2, 20), (2, 1, 11), (2, 2, 21), (3, 2, 22), (3, 1, 12), (4, 2, 23), (4, 1, 13))
+    assert folded(rows) == ([0, 1, 4, 5], [2, 2, 2, 2])

@@ -190,6 +190,29 @@ def test_stretches_are_what_their_rounds_are_on_random_traces(tmp_path: Path, co
     assert counted.rounds > counted.stretches > 0
 
 
+def test_compact_records_read_as_full_ones_row_for_row(tmp_path: Path, counted: Counted) -> None:
+    profile = tmp_path / "profile.json"
+    save_profile(make_profile(2, 4, 16), profile)
+    segments = 0
+    for number in range(12):
+        rows, options = random_case(number)
+        trace = write_trace(tmp_path / f"{number}.jsonl", [{"benchctl_trace": 1, "block_size": 16}, *rows])
+        options = replace(options, trace=str(trace), profile=str(profile) if options.engine == "simulated" else None)
+        found = {}
+        for kept, stride in (("full", True), ("compact", True), ("compact", False)):
+            counted.on = stride
+            ((result, _),) = replayed(replace(options, records=kept), tmp_path / f"{number}-{kept}-{stride}")
+            assert result.folder is not None
+            found[kept, stride] = tables(result.folder)
+            stored = sum(pl.read_parquet(file).height for file in result.folder.glob("segments-*.parquet"))
+            assert stride or not stored
+            segments += stored
+        for table in records.TABLES:
+            for way in (True, False):
+                assert found["compact", way][table].equals(found["full", True][table]), (number, table, way)
+    assert segments > 20
+
+
 CASES = [(policy, name) for policy in ("nano", "vllm") for name in case_names(policy)]
 
 
