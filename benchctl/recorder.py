@@ -19,7 +19,7 @@ import numpy as np
 
 from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
-from benchctl.parts import Part, PartWriter
+from benchctl.parts import Part, PartWriter, warm_up
 from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
 from engines.schedulers.decisions import DecisionRow, Decisions
 from engines.steady_batch import Costs, SteadyBatch, Stretch
@@ -129,6 +129,8 @@ class FileRecorder:
         self._writer = PartWriter(folder, mode)
         self.keeps_log = "batches" in RECORDED[mode]  # and so has a digest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
+        # In the thread that will write, before anybody's clock starts.
+        self._thread.submit(warm_up).result()
         self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
         # The free list of a small pool is looked at after every round.
