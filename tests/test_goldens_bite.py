@@ -56,8 +56,8 @@ BROKEN = [
         "an entry owned by a twin stays",
         "nano",
         "nano_blocks",
-        "if self.hash_to_block.get(key) == block:",
-        "if self.hash_to_block.get(key):",
+        "if entries.get(key) != block:",
+        "if not entries.get(key):",
     ),
     (
         "a block's own ids are compared",
@@ -70,7 +70,7 @@ BROKEN = [
         "a hit in the free list still needs a free block",
         "nano",
         "nano_blocks",
-        "if self.pool.ref_count[block] > 0:",
+        "if ref_count[block] > 0:",
         "if True:",
     ),
     (
@@ -123,7 +123,13 @@ BROKEN = [
         "self._allocate_blocks(seq, -(-seq.num_tokens // self.block_size) - num_cached)",
         "self._allocate_blocks(seq, 1)",
     ),
-    ("prefill stops every decode", "nano", "nano", "if prefill.seqs:\n", "if prefill.seqs and not self.running:\n"),
+    (
+        "prefill stops every decode",
+        "nano",
+        "nano",
+        "while self.waiting:\n",
+        "while self.waiting and not self.running:\n",
+    ),
     ("the threshold is off when alone", "vllm", "vllm", "if len(self.running) + len(self.waiting) > 1 else 0", ""),
     (
         "who only waits turns the threshold on",

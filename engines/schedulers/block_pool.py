@@ -43,8 +43,8 @@ class BlockPool:
         taken = [pop() for _ in range(count)]
         if self._num_gaps and not self._gaps.keys().isdisjoint(taken):
             taken = self._without_gaps(taken)
-        assert not any(map(ref_count.__getitem__, taken)), taken
         for block in taken:
+            assert not ref_count[block], block
             ref_count[block] = 1
         self.num_free -= count
         return taken
