@@ -145,30 +145,43 @@ class EventBuffer:
         per_round = np.array(self._rounds, dtype=np.int64).reshape(-1, 3)
         number = np.repeat(per_round[:, 0], per_round[:, 2])
         order = order + np.repeat(per_round[:, 1], per_round[:, 2])
-        # One row a block; then an `evict` row in front of each that lost its content.
-        run = np.repeat(np.arange(len(runs)), count)
-        place = np.arange(len(blocks)) - np.repeat(np.cumsum(count) - count, count)
-        lost = (flags != 0) & (what[run] == ALLOCATE)
-        lost_so_far = np.cumsum(lost)
-        lost_before = np.concatenate([[0], lost_so_far])[np.cumsum(count) - count]  # [runs]
-        order = order[run] + place + 2 * (lost_so_far - lost_before[run])
-        index = np.where(first[run] == NULL, NULL, first[run] + place * step[run])
-        event = _RUN_CODES[what[run], flags]
-        columns = [number[run], order, blocks, event, request[run], index]
-        evictions = np.flatnonzero(lost | (what[run] == EVICT))
-        # The decision follows the event: by two orders before the block is allocated.
-        decided = order[evictions] - lost[evictions] + (what[run][evictions] == EVICT)
-        if len(lost) and lost_so_far[-1]:
-            columns = [np.repeat(column, 1 + lost) for column in columns]
-            at = np.flatnonzero(lost) + np.arange(lost_so_far[-1])
-            columns[1][at] -= 2
-            columns[3][at] = word("evict")
-            columns[5][at] = NULL
+        # One row a block, and an `evict` row in front of each that lost its content. What is the same in a run is repeated:
+        # runs are long, flags are few.
+        begins = np.cumsum(count) - count
+        flagged = np.flatnonzero(flags)
+        flagged_run = np.searchsorted(begins, flagged, side="right") - 1
+        is_lost = what[flagged_run] == ALLOCATE
+        lost, lost_run = flagged[is_lost], flagged_run[is_lost]  # places among the blocks, and their runs
+        num_lost = np.bincount(lost_run, minlength=len(runs))
+        rows = count + num_lost
+        starts = np.cumsum(rows) - rows
+        at = np.arange(len(blocks) + len(lost))
+        evict_at = lost + np.arange(len(lost))
+        orders = np.repeat(order - starts - (np.cumsum(num_lost) - num_lost), rows) + at
+        index = np.repeat(first - starts * step, rows) + at * np.repeat(
+            step, rows
+        )  # a step of 0 where there is no index
+        event = np.repeat(_RUN_CODES[what, 0], rows)
+        if len(flagged):
+            event[flagged + np.searchsorted(lost, flagged, side="right")] = _RUN_CODES[what[flagged_run], 1]
+        if len(lost):
+            # The decision stands between: the orders of an eviction, its decision and the block's new use follow each other.
+            seen = np.zeros(len(at), dtype=np.int64)
+            seen[evict_at + 1] = 1
+            orders += np.cumsum(seen)
+            seen[evict_at + 1], seen[evict_at] = 0, 1
+            index -= np.cumsum(seen) - np.repeat(np.cumsum(num_lost) - num_lost, rows)
+            kept = seen == 0
+            given, blocks = blocks, np.empty(len(at), dtype=np.int64)
+            blocks[kept], blocks[evict_at] = given, given[lost]
+            event[evict_at], index[evict_at] = word("evict"), NULL
+        columns = [np.repeat(number, rows), orders, blocks, event, np.repeat(request, rows), index]
+        singles = np.flatnonzero(what == EVICT)  # runs of one block: the event and the decision after it
+        evictions = np.sort(np.concatenate([evict_at, starts[singles]])) if len(singles) else evict_at
         n = len(evictions)
         null, zero = np.full(n, NULL), np.zeros(n, dtype=np.int64)
-        of = request[run][evictions]
-        decisions = [number[run][evictions], decided, zero + word("evict"), of, null, zero + word("reused")]
-        return columns, [*decisions, null, null, zero + word(None)]
+        decisions = [columns[0][evictions], orders[evictions] + 1, zero + word("evict"), columns[4][evictions], null]
+        return columns, [*decisions, zero + word("reused"), null, null, zero + word(None)]
 
 
 _RUN_CODES = np.array([[word(plain), word(flagged)] for plain, flagged in RUN_EVENTS], dtype=np.int64)
@@ -179,7 +192,8 @@ def merge(first: list[Int64Array], second: list[Int64Array]) -> list[Int64Array]
     if not len(second[0]):
         return first
     number, order = (np.concatenate(pair) for pair in zip(first[:2], second[:2], strict=True))
-    at = np.lexsort((order, number))
+    # One key, and a stable sort: of two tables in order it only has to merge.
+    at = np.argsort(number * (int(order.max()) + 1) + order, kind="stable")
     return [np.concatenate(pair)[at] for pair in zip(first, second, strict=True)]
 
 
