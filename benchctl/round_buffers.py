@@ -21,6 +21,7 @@ from reports import records
 from reports.segments import DERIVED, LISTS, segment_schema
 
 FOLD_ATTEMPTS = 8
+PHASES = pl.Series(["prefill", "decode"], dtype=pl.Enum(["prefill", "decode"]))
 
 # (batch, rounds) of steady decodes; (columns, 1) of any other round: int64 [7, n] as in `_COLUMNS`
 Piece = tuple[SteadyBatch | Int64Array, int]
@@ -140,7 +141,7 @@ class BatchBuffer:
                 "request": request,
                 "start": start,
                 "num_tokens": num_tokens,
-                "phase": pl.Series(["prefill", "decode"]).gather(pl.Series(phase)),
+                "phase": PHASES.gather(pl.Series(phase)),
                 "cached_tokens": nullable(cached),
                 "yields_token": yields.astype(np.bool_),
                 "num_blocks": num_blocks,
