@@ -233,11 +233,17 @@ def main() -> None:
                         f"{policy}  {workload}  {records:20}  {run['requests_per_wall_s']:9,.0f} requests/s wall  "
                         f"{run['requests_per_cpu_s']:9,.0f} processor  {run['rounds']:,} rounds"
                     )
+                ratio = {
+                    records: found[f"{records}, one by one"]["cpu_s"] / found[records]["cpu_s"]
+                    for records in ("summary", "full")
+                }
+                print("      many rounds at once against one by one: " + ", ".join(f"{name} {x:.2f} times as fast" for name, x in ratio.items()))  # fmt: skip
                 split = split_of(trace, policy, profile, found, args.repeat)
                 print("      µs a request: " + ", ".join(f"{part} {us:.1f}" for part, us in split.items()))
                 results[f"{policy} {workload}"] = {
                     "rate": rate if workload == "A" else None,
                     "runs": found,
+                    "stride_over_step": ratio,
                     "split_us": split,
                 }
             if args.million:
