@@ -51,7 +51,8 @@ class BlockKeys(Protocol):
 
     shares_nothing: bool  # of no two requests two are equal
 
-    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int, /) -> list[Any]: ...
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int, /) -> tuple[list[Any], int]:
+        """(keys, how many of the first ones another request may have too)."""
 
 
 class NewRequest(msgspec.Struct, frozen=True, gc=False):

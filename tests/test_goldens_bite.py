@@ -35,8 +35,9 @@ BROKEN = [
         "the last block is never matched, even when full",
         "nano",
         "nano_blocks",
-        "seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]",
-        "seq.hashes_xxh64(seq.num_tokens // self.block_size, self.block_size)[: seq.num_tokens // self.block_size]",
+        "keys = seq.hashes_xxh64(num_blocks - 1, self.block_size)\n            for index, key in enumerate(keys[: min(num_blocks - 1,",
+        "full = seq.num_tokens // self.block_size\n            keys = seq.hashes_xxh64(full, self.block_size)\n"
+        "            for index, key in enumerate(keys[: min(full,",
     ),
     (
         "blocks are released last first",
@@ -142,8 +143,8 @@ BROKEN = [
         "the last token is always computed",
         "vllm",
         "vllm_blocks",
-        "num_blocks = (seq.num_tokens - 1) // self",
-        "num_blocks = seq.num_tokens // self",
+        "num_blocks, find = (seq.num_tokens - 1) // self",
+        "num_blocks, find = seq.num_tokens // self",
     ),
     (
         "released blocks without a hash go to the front",

@@ -26,22 +26,27 @@ def agree(path: Path, block_size: int, vocab_size: int | None) -> int:
     by_key: dict[Any, set[bytes]] = {}
     by_ids: dict[bytes, set[Any]] = {}
     shared: dict[bytes, set[int]] = {}
+    private: list[tuple[bytes, int]] = []
     for request in trace.requests():
         make = keys.of(request)
         ids = maker.token_ids(request)
         num_blocks = len(ids) // block_size
         assert make is not None, request
-        found = make(request.index, maker.prompt_length(request), num_blocks)
-        assert len(found) == num_blocks
+        found, num_shared = make(request.index, maker.prompt_length(request), num_blocks)
+        assert len(found) == num_blocks and 0 <= num_shared <= num_blocks
+        private += [
+            (ids[: (block + 1) * block_size].tobytes(), request.index) for block in range(num_shared, num_blocks)
+        ]
         for block, key in enumerate(found):
             prefix = ids[: (block + 1) * block_size].tobytes()
             by_key.setdefault(key, set()).add(prefix)
             by_ids.setdefault(prefix, set()).add(key)
             shared.setdefault(prefix, set()).add(request.index)
-            if make.shares_nothing:
-                assert shared[prefix] == {request.index}
+        assert num_shared == 0 or not make.shares_nothing
     assert all(len(prefixes) == 1 for prefixes in by_key.values())
     assert all(len(found) == 1 for found in by_ids.values())
+    for prefix, row in private:
+        assert shared[prefix] == {row}, "said to be nobody else's"
     return sum(len(rows) > 1 for rows in shared.values())
 
 

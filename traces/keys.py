@@ -10,7 +10,7 @@ Knows no engine and no policy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -21,6 +21,7 @@ from traces.request import Request
 from traces.tokens import OUTPUT, WIDE_RANGE, UInt64Array
 
 MAX_BLOCKS_OF_ROW = 2**26
+MAX_ROWS_LOOKED_AT = 200_000  # whose ids are gathered, to know which of them no other row has
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _KEY_MASK = np.uint64(2**63 - 1)  # keys of shared blocks are >= 0, of private ones < 0
 
@@ -30,8 +31,9 @@ class Keys(Protocol):
 
     shares_nothing: bool  # no other request has any of them
 
-    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
-        """A key for each of the leading full blocks of the request of a row of the trace."""
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> tuple[list[int], int]:
+        """(a key for each of the leading full blocks of the request of a row of the trace, how many of the first ones another
+        request may have too)."""
 
 
 class PrivateKeys:
@@ -39,8 +41,8 @@ class PrivateKeys:
 
     shares_nothing = True
 
-    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
-        return private_keys(row, 0, num_blocks)
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> tuple[list[int], int]:
+        return private_keys(row, 0, num_blocks), 0
 
 
 class SharedKeys:
@@ -48,10 +50,10 @@ class SharedKeys:
 
     shares_nothing = False
 
-    def __init__(self, make: Callable[[int, int, int], list[int]]) -> None:
+    def __init__(self, make: Callable[[int, int, int], tuple[list[int], int]]) -> None:
         self._make = make
 
-    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
+    def __call__(self, row: int, num_prompt_tokens: int, num_blocks: int) -> tuple[list[int], int]:
         return self._make(row, num_prompt_tokens, num_blocks)
 
 
@@ -75,6 +77,7 @@ class BlockKeys:
         self._spell_hash_ids = trace.any_carry or hash_block % block_size != 0
         self._by_session = trace.header.hash_scope == "session"
         self._private, self._shared = PrivateKeys(), SharedKeys(self.keys_of_hash_ids)
+        self._common_ids: set[Any] | None = None
         self._steps = np.arange(1, max(hash_block // block_size, 1) + 1, dtype=np.uint64) * _GOLDEN
 
     def of(self, request: Request) -> Keys | None:
@@ -95,15 +98,35 @@ class BlockKeys:
             return self._private
         return None if self._spell_hash_ids else self._shared
 
-    def keys_of_hash_ids(self, row: int, num_prompt_tokens: int, num_blocks: int) -> list[int]:
+    def _scope(self, request: Request) -> str:
+        if not self._by_session:
+            return ""
+        return f"row {request.index}" if request.session is None else f"session {request.session}"
+
+    def _num_common(self, request: Request) -> int:
+        """Leading hash ids that other rows have too, perhaps elsewhere: beyond them nobody else's chain goes on."""
+        assert request.hash_ids is not None, request
+        trace = self._trace
+        if not trace.complete or trace.num_requests > MAX_ROWS_LOOKED_AT:
+            return len(request.hash_ids)
+        if self._common_ids is None:
+            seen: set[Any] = set()
+            common: set[Any] = set()
+            for other in trace.requests("file"):
+                ids = {(self._scope(other), id) for id in other.hash_ids or ()}
+                common |= seen & ids
+                seen |= ids
+            self._common_ids = common
+        scope, common = self._scope(request), self._common_ids
+        return next((at for at, id in enumerate(request.hash_ids) if (scope, id) not in common), len(request.hash_ids))
+
+    def keys_of_hash_ids(self, row: int, num_prompt_tokens: int, num_blocks: int) -> tuple[list[int], int]:
         """`num_prompt_tokens`: of the prompt's leading part that is used. A chain over the ids, one link a hash block; within one a key for each KV block; then those of the output."""
         request = self._by_row(row)
         assert request.hash_ids is not None, request
         size, per_link = self._block_size, len(self._steps)
         num_shared = min(num_prompt_tokens // size, num_blocks)  # blocks of prompt alone
-        scope = ""
-        if self._by_session:
-            scope = f"row {row}" if request.session is None else f"session {request.session}"
+        scope = self._scope(request)
         rest = num_prompt_tokens % size
         num_links = -(-(num_shared + (rest > 0)) // per_link)
         links, chain = [], xxhash.xxh3_64_intdigest(scope.encode())
@@ -119,7 +142,9 @@ class BlockKeys:
             before = int(keys[num_shared]).to_bytes(8, "little")
             text = before + rest.to_bytes(4, "little") + told.to_bytes(8, "little")
             out.append(xxhash.xxh3_64_intdigest(text) & (2**63 - 1))
-        return out + private_keys(row, len(out), num_blocks)
+        num_common = self._num_common(request)
+        shared = len(out) if num_common >= num_links else min(num_common * per_link, len(out))
+        return out + private_keys(row, len(out), num_blocks), shared
 
 
 def private_keys(row: int, first: int, end: int) -> list[int]:

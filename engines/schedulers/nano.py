@@ -312,7 +312,7 @@ class NanoScheduler:
         victim.num_preemptions += 1
         if self._steady is not None and self._steady.holds(victim):
             self._steady.drop(victim)
-        if victim.hidden:
+        if victim.hidden_from < len(victim.block_table):
             self.blocks.reveal(victim)
         self.blocks.deallocate(victim)
         self.waiting.appendleft(victim)

@@ -10,9 +10,9 @@ from typing import Any
 
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
-from engines.schedulers.sequence import Sequence
+from engines.schedulers.sequence import NOT_HIDDEN, Sequence
 
-HIDDEN = object()  # stands for the hash of a block whose sequence is `hidden`: hashed, and in no table
+HIDDEN = object()  # stands for the hash of a block that its sequence hides: hashed, and in no table
 
 
 class NanoBlockManager:
@@ -40,10 +40,11 @@ class NanoBlockManager:
         """
         num_blocks = -(-seq.num_tokens // self.block_size)
         num_cached, needed = 0, num_blocks
-        if self.caching and not seq.hidden:
+        if self.caching and seq.hidden_from:
             find, content, ref_count = self.hash_to_block.get, self.content, self.pool.ref_count
             keyed = seq.new.make_block_keys is not None
-            for index, key in enumerate(seq.hashes_xxh64(num_blocks - 1, self.block_size)[: num_blocks - 1]):
+            keys = seq.hashes_xxh64(num_blocks - 1, self.block_size)
+            for index, key in enumerate(keys[: min(num_blocks - 1, seq.hidden_from)]):
                 block = find(key)
                 # Only this block's own ids are compared, as in the source: a prefix that collides is not noticed.
                 if block is None or content[block] != (None if keyed else seq.block_content(index, self.block_size)):
@@ -126,18 +127,19 @@ class NanoBlockManager:
         if full <= first:
             return
         table = seq.block_table
-        if seq.hidden:
-            for block in table[first:full]:
-                self.hash[block] = HIDDEN
-        else:
-            self._register_all(seq, table[first:full], first, seq.hashes_xxh64(full, self.block_size)[first:full])
+        keys = seq.hashes_xxh64(full, self.block_size) if seq.hidden_from else []
+        split = max(first, min(full, seq.hidden_from))
+        if first < split:
+            self._register_all(seq, table[first:split], first, keys[first:split])
+        for block in table[split:full]:
+            self.hash[block] = HIDDEN
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
     def fill_block(self, seq: Sequence, index: int) -> None:
         """`hash_blocks` of a steady member whose token was the last of block `index`."""
         block = seq.block_table[index]
-        if seq.hidden:
+        if index >= seq.hidden_from:
             self.hash[block] = HIDDEN
         else:
             self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
@@ -145,9 +147,11 @@ class NanoBlockManager:
 
     def reveal(self, seq: Sequence) -> None:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
-        seq.hidden = False
-        hashed = [block for block in seq.block_table if self.hash[block] is HIDDEN]
-        self._register_all(seq, hashed, 0, seq.hashes_xxh64(len(hashed), self.block_size)[: len(hashed)])
+        first = seq.hidden_from
+        hashed = [block for block in seq.block_table[first:] if self.hash[block] is HIDDEN]
+        keys = seq.hashes_xxh64(first + len(hashed), self.block_size)
+        self._register_all(seq, hashed, first, keys[first : first + len(hashed)])
+        seq.hidden_from = NOT_HIDDEN
 
     def hidden(self) -> list[int]:
         """Hashed blocks that are in no table."""

@@ -17,6 +17,7 @@ from engines.interface import BoolArray, Int64Array, NewRequest, ScheduledBatch
 
 ID_BYTES = 8
 NO_MEMBER = -1
+NOT_HIDDEN = 1 << 62
 
 
 class Columns:
@@ -79,7 +80,7 @@ class Sequence:
         "block_table",
         "cells",
         "finish_reason",
-        "hidden",
+        "hidden_from",
         "new",
         "num_preemptions",
         "serial",
@@ -95,8 +96,9 @@ class Sequence:
         self.num_preemptions = 0
         self.base, self.serial = 0, NO_MEMBER  # as a member of `steady.Steady`
         self.finish_reason: str | None = None
-        # Nobody else can hit its blocks, and it cannot itself before it was preempted: they need no entries until then.
-        self.hidden = new.make_block_keys is not None and new.make_block_keys.shares_nothing
+        # Nobody else can hit its blocks from this index on, and it cannot itself before it was preempted: they need no entries
+        # until then.
+        self.hidden_from = 0 if new.make_block_keys is not None and new.make_block_keys.shares_nothing else NOT_HIDDEN
         self._token_ids: Int64Array | None = None
         cells = columns.cells
         cells["request"][slot] = new.request
@@ -219,7 +221,7 @@ class Sequence:
         """All keys at once: they cost next to nothing."""
         new = self.new
         assert new.make_block_keys is not None and not self.block_hashes, new.id
-        keys = new.make_block_keys(
+        keys, self.hidden_from = new.make_block_keys(
             new.request, new.num_prompt_tokens, (new.num_prompt_tokens + new.num_output_tokens) // block_size
         )
         if adapter:

@@ -367,7 +367,7 @@ class VllmScheduler:
         )
         if self._steady is not None and self._steady.holds(victim):
             self._steady.drop(victim)
-        if victim.hidden:
+        if victim.hidden_from < len(victim.block_table):
             self.blocks.reveal(victim)
         self.blocks.free(victim)
         victim.num_computed_tokens = 0

@@ -11,10 +11,10 @@ from typing import Any
 
 from engines.schedulers.block_pool import BlockPool
 from engines.schedulers.decisions import RoundLog
-from engines.schedulers.sequence import Sequence
+from engines.schedulers.sequence import NOT_HIDDEN, Sequence
 
 Key = Any
-HIDDEN = object()  # stands for the key of a block whose sequence is `hidden`: hashed, and in no map
+HIDDEN = object()  # stands for the key of a block that its sequence hides: hashed, and in no map
 
 NULL_BLOCK = 0  # taken out of the pool at the start, and never given to anybody
 
@@ -38,10 +38,11 @@ class VllmBlockManager:
     def get_computed_blocks(self, seq: Sequence) -> list[int]:
         """The longest cached prefix, its last token left out: that one is always computed. Changes nothing."""
         hits: list[int] = []
-        if self.caching and not seq.hidden:
-            num_blocks = (seq.num_tokens - 1) // self.block_size
-            for key in seq.hashes_xxh128(num_blocks, self.block_size)[:num_blocks]:
-                block = self.cached.get(key)
+        if self.caching and seq.hidden_from:
+            num_blocks, find = (seq.num_tokens - 1) // self.block_size, self.cached.get
+            keys = seq.hashes_xxh128(num_blocks, self.block_size)
+            for key in keys[: min(num_blocks, seq.hidden_from)]:
+                block = find(key)
                 if block is None:
                     break
                 hits.append(block)
@@ -84,7 +85,7 @@ class VllmBlockManager:
             seq.block_table.append(block)
         for seq in filling:
             index = (seq.base + age) // size
-            if seq.hidden:
+            if index >= seq.hidden_from:
                 hashes[seq.block_table[index]] = HIDDEN
             else:
                 self._register(seq.block_table[index], seq.hashes_xxh128(index + 1, size)[index])
@@ -132,14 +133,11 @@ class VllmBlockManager:
         if full <= first:
             return
         table = seq.block_table
-        blocks = table[first:full]
-        if seq.hidden:
-            for block in blocks:
-                self.hash[block] = HIDDEN
-            self.log.blocks_in_table("cache", table, seq.request, first, full)
-            seq.num_hashed_blocks = full
-            return
-        keys = seq.hashes_xxh128(full, self.block_size)[first:full]
+        keys = seq.hashes_xxh128(full, self.block_size) if seq.hidden_from else []
+        split = max(first, min(full, seq.hidden_from))
+        for block in table[split:full]:
+            self.hash[block] = HIDDEN
+        blocks, keys = table[first:split], keys[first:split]
         if self.cached.keys().isdisjoint(keys):
             for block, key in zip(blocks, keys, strict=True):
                 self.hash[block] = key
@@ -152,10 +150,12 @@ class VllmBlockManager:
 
     def reveal(self, seq: Sequence) -> None:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
-        seq.hidden = False
-        hashed = [block for block in seq.block_table if self.hash[block] is HIDDEN]
-        for block, key in zip(hashed, seq.hashes_xxh128(len(hashed), self.block_size), strict=False):
+        first = seq.hidden_from
+        hashed = [block for block in seq.block_table[first:] if self.hash[block] is HIDDEN]
+        keys = seq.hashes_xxh128(first + len(hashed), self.block_size)
+        for block, key in zip(hashed, keys[first:], strict=False):
             self._register(block, key)
+        seq.hidden_from = NOT_HIDDEN
 
     def _register(self, block: int, key: Key) -> None:
         self.hash[block] = key
