@@ -211,19 +211,17 @@ class FileRecorder:
         )  # fmt: skip
         scheduler = self._scheduler
         self._part.rounds.append(
-            1,
             (kind, mode, padded, num_seqs, num_tokens - num_decode, num_decode, cached_tokens, round.queried_tokens)
             + (round.budget_left, round.waiting, round.skipped, round.num_admitted, round.num_preempted)
             + (round.stop_waiting, round.stop_running, timing.schedule_s, prepare_s, device_s, timing.update_s)
             + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks())),
-            (number, round.running, round.free_blocks_start, round.free_blocks_scheduled, round.free_blocks_end)
-            + (round.cached_free_blocks, len(round.finished), round.num_evicted),
-            (timing.t_start_s, timing.t_scheduled_s, timing.t_executed_s, timing.t_end_s)
-            + (nan if flops is None else flops, nan if num_bytes is None else num_bytes),
+            (number, round.running, round.free_blocks_end, len(round.finished), timing.t_scheduled_s, timing.t_executed_s),
+            (timing.t_start_s, timing.t_end_s, nan if flops is None else flops, nan if num_bytes is None else num_bytes)
+            + (round.free_blocks_start, round.free_blocks_scheduled, round.cached_free_blocks, round.num_evicted),
         )  # fmt: skip
         self._part.num_rows += num_rows + 1
         took = self._perf() - began
-        self._part.rounds.took(1, took)
+        self._part.rounds.took(took)
         self.record_s += took
 
     def record_stretch(
@@ -241,33 +239,26 @@ class FileRecorder:
         for request, reason in stretch.finished:
             part.requests.append(ledger.finish(request, reason, last_s))
         n, scheduler = batch.num_decodes, self._scheduler
-        starts, none = stretch.free_blocks_start, [nan] * rounds
-        ints: list[Any] = [
-            range(first, first + rounds),
-            [stretch.running_before] * (rounds - 1) + [stretch.running],
-            starts,
-            stretch.free_blocks_scheduled,
-            starts[1:] + [stretch.free_blocks_end],
-            stretch.cached_free_blocks,
-            [0] * (rounds - 1) + [len(stretch.finished)],
-            stretch.evicted,
-        ]
-        floats: list[Any] = [times.t_start_s, times.t_start_s, times.t_executed_s, times.t_end_s]
-        floats.append(costs.flops[:rounds] if costs.flops else none)
-        floats.append(costs.bytes[:rounds] if costs.bytes else none)
-        if rounds == 1:
-            ints, floats = [values[0] for values in ints], [values[0] for values in floats]
-        part.rounds.append(
-            rounds,
+        none = () if costs.flops and costs.bytes else [nan] * rounds
+        shared = (
             ("decode", costs.mode, costs.padded_tokens, n, 0, n, 0, 0, stretch.budget_left, stretch.waiting)
             + (stretch.skipped, 0, 0, stretch.stop_waiting, stretch.stop_running, schedule_s / rounds, 0.0, None, 0.0)
-            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks())),
-            ints,
-            floats,
-        )
+            + ((None, None) if scheduler is None else (scheduler.free_list(), scheduler.hashed_blocks()))
+        )  # fmt: skip
+        own = (first, stretch.running, stretch.free_blocks_end, len(stretch.finished))
+        values: tuple[Any, ...] = (
+            (times.t_start_s, times.t_end_s, costs.flops[:rounds] if costs.flops else none)
+            + (costs.bytes[:rounds] if costs.bytes else none, stretch.free_blocks_start, stretch.free_blocks_scheduled)
+            + (stretch.cached_free_blocks, stretch.evicted)
+        )  # fmt: skip
+        if rounds == 1:
+            whole = (*own, times.t_start_s[0], times.t_end_s[0])
+            part.rounds.append(shared, whole, tuple(column[0] for column in values))
+        else:
+            part.rounds.extend(shared, (*own, nan, nan), values, stretch.running_before)
         part.num_rows += rounds
         took = self._perf() - began
-        part.rounds.took(rounds, took / rounds)
+        part.rounds.took(took / rounds)
         self.record_s += took
 
     def _write_log(self, number: int, shift: int, round: Round) -> int:

@@ -7,7 +7,7 @@ files or time.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -190,34 +190,43 @@ class BatchBuffer:
         return nullable(np.concatenate(pieces))
 
 
-OWN_INTS = ("round", "running", "free_blocks_start", "free_blocks_scheduled", "free_blocks_end", "cached_free_blocks", "finished", "evicted")  # fmt: skip
-OWN_FLOATS = ("t_start_s", "t_scheduled_s", "t_executed_s", "t_end_s", "flops", "bytes")
-SHARED = tuple(name for name in records.schema("rounds") if name not in (*OWN_INTS, *OWN_FLOATS, "record_s"))
+INTS, FLOATS = LISTS[4:], LISTS[:4]  # what each round of a stretch has of its own
+# What an entry is, a round or a stretch: the columns that all its rounds share, then of its own.
+OWN = ("round", "running", "free_blocks_end", "finished", "t_scheduled_s", "t_executed_s", "record_s")
+SHARED = tuple(name for name in records.schema("rounds") if name not in (*OWN, *LISTS))
 
 
 class RoundBuffer:
     """Rows of `rounds`, of one part: what all rounds of an entry share, and what each has of its own."""
 
     def __init__(self) -> None:
-        self._own: dict[str, array[Any]] = {name: array("q") for name in OWN_INTS}
-        self._own |= {name: array("d") for name in (*OWN_FLOATS, "record_s")}
-        self._shared: list[tuple[Any, ...]] = []
+        self._own: dict[str, array[Any]] = {name: array("d") for name in FLOATS}
+        self._own |= {name: array("q") for name in INTS}
+        self._entries: list[tuple[Any, ...]] = []
         self._counts: list[int] = []
+        self._before: dict[int, int] = {}  # entry -> `running` after each of its rounds but the last
+        self._record_s = array("d")
 
-    def append(self, rounds: int, shared: tuple[Any, ...], ints: Sequence[Any], floats: Sequence[Any]) -> None:
-        """`shared`: values in the order of `SHARED`; `ints` and `floats`: of each own column one value (rounds 1) or a
-        sequence of them. A float that is nan is null. `record_s` comes later, by `took`."""
-        self._shared.append(shared)
-        self._counts.append(rounds)
-        own = self._own
-        add = array.append if rounds == 1 else array.extend
-        for name, value in zip(OWN_INTS, ints, strict=True):
-            add(own[name], value)
-        for name, value in zip(OWN_FLOATS, floats, strict=True):
-            add(own[name], value)
+    def append(self, shared: tuple[Any, ...], own: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        """One round. `shared`, `own`: values in the order of `SHARED` and of `OWN` without record_s, which comes later, by `took`;
+        `values`: in that of `LISTS`. A float that is nan is null."""
+        self._entries.append(shared + own)
+        self._counts.append(1)
+        for column, value in zip(self._own.values(), values, strict=True):
+            column.append(value)
 
-    def took(self, rounds: int, record_s: float) -> None:
-        self._own["record_s"].extend([record_s] * rounds)
+    def extend(self, shared: tuple[Any, ...], own: tuple[Any, ...], values: tuple[Any, ...], before: int) -> None:
+        """The rounds of a stretch. `own`: of the first its number, of the last the rest; `values`: sequences; `before`: how many
+        run after each but the last. In it `t_scheduled_s` is `t_start_s`, and `t_executed_s` is `t_end_s`."""
+        self._before[len(self._counts)] = before
+        self._entries.append(shared + own)
+        self._counts.append(len(values[0]))
+        for column, value in zip(self._own.values(), values, strict=True):
+            column.extend(value)
+
+    def took(self, record_s: float) -> None:
+        """Of each round of the entry appended last."""
+        self._record_s.append(record_s)
 
     def compact_frames(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """(rounds that were run singly, those of stretches as segments): `reports.segments`."""
@@ -244,16 +253,42 @@ class RoundBuffer:
 
     def frame(self) -> pl.DataFrame:
         schema = records.schema("rounds")
-        if not self._shared:
+        if not self._entries:
             return pl.DataFrame(schema=schema)
+        counts = np.array(self._counts, dtype=np.int64)
+        at = np.repeat(np.arange(len(counts)), counts)
+        last = np.cumsum(counts) - 1
+        gather = pl.Series(at)
         columns: dict[str, pl.Series] = {}
-        for name in OWN_INTS:
-            columns[name] = pl.Series(name, np.frombuffer(self._own[name], dtype=np.int64))
-        for name in (*OWN_FLOATS, "record_s"):
-            columns[name] = pl.Series(name, np.frombuffer(self._own[name], dtype=np.float64)).fill_nan(None)
-        at = pl.Series(np.repeat(np.arange(len(self._counts)), self._counts))
-        for name, values in zip(SHARED, zip(*self._shared, strict=True), strict=True):
-            columns[name] = pl.Series(name, values, dtype=schema[name]).gather(at)
+        for name, values in zip((*SHARED, *OWN[:-1]), zip(*self._entries, strict=True), strict=True):
+            columns[name] = pl.Series(name, values, dtype=schema[name]).gather(gather)
+        for name in LISTS:
+            dtype: Any = np.float64 if name in FLOATS else np.int64
+            columns[name] = pl.Series(name, np.frombuffer(self._own[name], dtype=dtype)).fill_nan(None)
+        record_s = np.frombuffer(self._record_s, dtype=np.float64)
+        columns["record_s"] = pl.Series("record_s", record_s[at])
+        if not self._before:
+            return pl.DataFrame([columns[name] for name in schema])
+        # Within stretches most follows from the rest.
+        first, is_last = last - counts + 1, np.zeros(len(at), dtype=np.bool_)
+        is_last[last] = True
+        entries = np.array(list(self._before), dtype=np.int64)
+        before = np.zeros(len(counts), dtype=np.int64)
+        before[entries] = list(self._before.values())
+        stretched = np.zeros(len(counts), dtype=np.bool_)
+        stretched[entries] = True
+        free = columns["free_blocks_start"].to_numpy()
+        derived = {
+            "round": columns["round"].to_numpy() + np.arange(len(at)) - first[at],
+            "running": np.where(is_last, columns["running"].to_numpy(), before[at]),
+            "finished": np.where(is_last, columns["finished"].to_numpy(), 0),
+            "free_blocks_end": np.where(is_last, columns["free_blocks_end"].to_numpy(), np.append(free[1:], 0)),
+            "t_scheduled_s": np.where(
+                stretched[at], columns["t_start_s"].to_numpy(), columns["t_scheduled_s"].to_numpy()
+            ),
+            "t_executed_s": np.where(stretched[at], columns["t_end_s"].to_numpy(), columns["t_executed_s"].to_numpy()),
+        }
+        columns |= {name: pl.Series(name, values) for name, values in derived.items()}
         return pl.DataFrame([columns[name] for name in schema])
 
 
