@@ -178,7 +178,7 @@ BROKEN = [
         "hits in the free queue count as needed",
         "vllm",
         "vllm_blocks",
-        " + sum(self.pool.ref_count[block] == 0 for block in hits)",
+        " + list(map(self.pool.ref_count.__getitem__, hits)).count(0)",
         "",
     ),
     (

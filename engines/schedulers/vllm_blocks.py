@@ -54,7 +54,7 @@ class VllmBlockManager:
     def blocks_needed(self, seq: Sequence, num_tokens: int, hits: Seq[int] = ()) -> int:
         """Free blocks it takes to hold the first `num_tokens` tokens: new ones, and hits that lie in the free queue."""
         new = -(-self.clip(num_tokens) // self.block_size) - len(seq.block_table) - len(hits)
-        return max(new, 0) + sum(self.pool.ref_count[block] == 0 for block in hits)
+        return max(new, 0) + list(map(self.pool.ref_count.__getitem__, hits)).count(0)
 
     def allocate_slots(self, seq: Sequence, num_tokens: int, hits: Seq[int] = ()) -> None:
         """Give `seq` the slots of its first `num_tokens` tokens. The caller has checked `blocks_needed`.
