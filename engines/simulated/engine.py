@@ -6,12 +6,22 @@ was fitted (`cost`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from engines.interface import EngineLimits, ScheduledBatch, StepResult
-from engines.simulated.cost import after_time, bounds_of, bucket_factors, device_time, launch_time, work
+from engines.simulated.cost import (
+    after_time,
+    bounds_of,
+    bucket_factors,
+    device_time,
+    launch_time,
+    on_curve,
+    overlap,
+    products,
+    work,
+)
 from engines.simulated.features import Features, Values, features_of, features_of_decodes
 from engines.simulated.profile import FAMILIES, Family, Profile
 from engines.steady_batch import Costs, SteadyBatch
@@ -28,6 +38,25 @@ class LaunchCost:
     after_s: float  # host: update, record
     gap_s: float  # device: after a round that directly preceded
     wake_s: float  # device: after the loop slept
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """The formula for so many decodes alone: what is left are the keys of all contexts, and of the longest."""
+
+    padded: int
+    products_s: float
+    rest_s: float
+    per_key_s: float
+    per_longest_key_s: float
+    unhidden: float
+    factor: float
+    flops: float  # of a round without keys
+    pair_flops: float  # a key
+    bytes: float
+    kv_bytes: float
+    launch_s: float
+    after_s: float
 
 
 @dataclass(slots=True)
@@ -59,6 +88,7 @@ class SimulatedEngine:
         self._factors = bucket_factors(self.fit)
         self._bounds = {family: bounds_of(self.fit, family) for family in FAMILIES}
         self._cost: LaunchCost | None = None
+        self._of_decodes: dict[int, _Decodes] = {}
 
     def launch(self, batch: ScheduledBatch) -> StepResult:
         """The result itself is the handle: there is nothing to wait for."""
@@ -83,29 +113,32 @@ class SimulatedEngine:
 
     def costs(self, batch: SteadyBatch, num_rounds: int) -> Costs:
         """What `launch` would say of the batch and of the rounds that follow it, each one token longer. Counts nothing."""
-        model, fit, host = self.profile.model, self.fit, self.fit.host
-        n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
+        n, host = batch.num_decodes, self.fit.host
+        of = self._of_decodes.get(n)
+        if of is None:
+            of = self._of_decodes[n] = self._decodes(n)
         ages: Values = np.arange(num_rounds) if num_rounds > FEW_ROUNDS else range(num_rounds)
-        each = [ages] if num_rounds > FEW_ROUNDS else list(ages)  # columns, or numbers round by round
-        features = [features_of_decodes(n, context + n * age, longest + age, self.profile.graphs) for age in each]
-        f = features[0]
-        factor = self._factors.get(("decode", f.padded_tokens), 1.0)
         device_s: list[float] = []
         flops: list[float] = []
         num_bytes: list[float] = []
-        for f in features:
-            device = device_time(model, fit, f, "decode") * factor
-            of_round = (device, *work(model, f, "decode"))
-            for out, values in zip((device_s, flops, num_bytes), of_round, strict=True):
-                if isinstance(values, np.ndarray):
-                    out.extend(values.tolist())
-                else:
-                    out.append(float(values))
-        launch_s, after_s = launch_time(host, f), after_time(host, f)
+        # Columns, or numbers round by round: the same operations in the same order as `device_time` and `work`.
+        for age in [ages] if num_rounds > FEW_ROUNDS else ages:
+            context, longest = batch.decode_context + n + n * age, batch.longest_start + 1 + age
+            rest = of.rest_s + overlap(of.per_key_s * context, of.per_longest_key_s * longest, of.unhidden)
+            device: Values = (of.products_s + rest) * of.factor
+            done = of.flops + of.pair_flops * context
+            moved = of.bytes + of.kv_bytes * (context + n)
+            if num_rounds > FEW_ROUNDS:
+                device_s, flops, num_bytes = device.tolist(), done.tolist(), moved.tolist()
+            else:
+                device_s.append(device)
+                flops.append(done)
+                num_bytes.append(moved)
+        launch_s, after_s = of.launch_s, of.after_s
         return Costs(
             duration_s=[launch_s + host.wake_s + device + after_s for device in device_s],
             mode="simulated",
-            padded_tokens=f.padded_tokens,
+            padded_tokens=of.padded,
             flops=flops,
             bytes=num_bytes,
             device_s=device_s,
@@ -115,13 +148,43 @@ class SimulatedEngine:
             wake_s=host.wake_s,
         )
 
+    def _decodes(self, num_seqs: int) -> _Decodes:
+        """What of the formula depends on the number of decodes alone."""
+        model, fit, n = self.profile.model, self.fit, num_seqs
+        f, cost = features_of_decodes(n, 0, 0, self.profile.graphs), fit.decode
+        flops, num_bytes = work(model, replace(f, num_tokens=0), "decode")
+        return _Decodes(
+            padded=f.padded_tokens,
+            products_s=products(model, f.padded_tokens, f.padded_seqs, fit.bytes_per_s, fit.flops_per_s),
+            rest_s=on_curve(cost.rest, f.padded_seqs, grows=True),
+            per_key_s=on_curve(cost.per_key, f.padded_seqs),
+            per_longest_key_s=on_curve(cost.per_longest_key, f.padded_seqs),
+            unhidden=cost.unhidden,
+            factor=self._factors.get(("decode", f.padded_tokens), 1.0),
+            flops=flops,
+            pair_flops=4.0 * model.num_layers * model.num_heads * model.head_dim,
+            bytes=num_bytes + model.bytes_per_value * model.hidden_size * n,
+            kv_bytes=model.kv_bytes_per_token,
+            launch_s=launch_time(fit.host, f),
+            after_s=after_time(fit.host, f),
+        )
+
     def took(self, batch: SteadyBatch, num_rounds: int) -> None:
         """So many rounds from `batch` on were run: counts them, as `launch` does."""
         account, bounds = self.account, self._bounds["decode"]
-        if not bounds:
+        n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
+        last = num_rounds - 1
+        # Features grow from round to round: where the first and the last are inside, all are.
+        ends = {
+            "num_seqs": (n, n),
+            "num_tokens": (n, n),
+            "context_tokens": (context, context + n * last),
+            "chunk_keys": (0, 0),
+            "single_keys": (longest, longest + last),
+        }
+        if all(least <= ends[name][0] and ends[name][1] <= most for name, (least, most) in bounds.items()):
             account.rounds += num_rounds
             return
-        n, context, longest = batch.num_decodes, batch.decode_context + batch.num_decodes, batch.longest_start + 1
         ages = np.arange(num_rounds)
         self._count(
             "decode", features_of_decodes(n, context + n * ages, longest + ages, self.profile.graphs), num_rounds
