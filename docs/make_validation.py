@@ -62,6 +62,8 @@ typed by hand but this text.
 - Runs at once and `qwen3-8b` at 20/s drew their tokens at a temperature of 0.6, which no profile knows of: 0.1 ms of a round.
 - `llama-3.1-8b` was held against nothing: no run of it was recorded on that start. Its fit is that of its
   [profile](../../engines/simulated/profiles/h200-llama-3.1-8b.json): fitted rounds within 1.4% at the median of each kind.
+- In profiles and runs alike rounds of more than 2,048 tokens ran products of our own, which are out of the engine since: with the library's
+  such rounds take 1 to 3% less at 8B ([performance](../performance.md), entry 13).
 - Not measured for want of time: W4 at 10/s; `sharegpt-full` and `long-prompts` with `qwen3-8b`. Of `sharegpt-full` the first 600 requests.
 
 ## What is beyond the goals, and why
