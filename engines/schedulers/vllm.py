@@ -263,7 +263,8 @@ class VllmScheduler:
         return min(num_new, budget)
 
     def _schedule_running_at_once(self, threshold: int) -> _Batch | None:
-        """All running requests by columns; None where tokens or blocks don't suffice for all of them, or one wants nothing."""
+        """All running requests by columns; None where blocks don't suffice for all of them, tokens for all but the last, or one
+        wants nothing."""
         if self.one_by_one:
             return None
         if self._running_slots is None:
@@ -273,7 +274,13 @@ class VllmScheduler:
         num_new = known - computed
         if threshold > 0:
             num_new = np.minimum(num_new, threshold)
-        budget = self.config.max_num_batched_tokens - int(num_new.sum())
+        budget, stop = self.config.max_num_batched_tokens - int(num_new.sum()), "running_empty"
+        if budget < 0 and -budget < num_new[-1]:
+            # Enough for all but the last, who gets what is left.
+            num_new[-1] += budget
+            budget = 0
+            if cut_by_budget(int(known[-1] - computed[-1]), int(num_new[-1]), threshold):
+                stop = "token_budget"
         if budget < 0 or (
             self.config.max_model_len is not None and (computed + num_new >= self.config.max_model_len).any()
         ):
@@ -290,7 +297,7 @@ class VllmScheduler:
             self.blocks.allocate_slots(seq, int(target[i]))
             self._log_chunk(seq, int(known[i] - computed[i]), int(num_new[i]), threshold)
         batch = _Batch(budget)
-        batch.seqs, batch.slots, batch.running_num_new = list(self.running), slots, num_new
+        batch.seqs, batch.slots, batch.running_num_new, batch.stop_running = list(self.running), slots, num_new, stop
         return batch
 
     def _schedule_running_one_by_one(self, threshold: int) -> _Batch:
