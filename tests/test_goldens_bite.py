@@ -114,7 +114,7 @@ BROKEN = [
         "blocks filled by decode are hashed",
         "nano",
         "nano",
-        "self.blocks.fill_block(seq, (seq.base + age) // self.config.block_size)",
+        "self.blocks.fill_block(seq, (seq.base + age) // size)",
         "pass",
     ),
     (

@@ -40,6 +40,12 @@ class BlockPool:
         """`count` blocks from the head of the free list, in its order, each now referenced once."""
         assert count <= self.num_free, (count, self.num_free)
         pop, ref_count = self._queue.popleft, self.ref_count
+        if count == 1 and not self._num_gaps:
+            block = pop()
+            assert not ref_count[block], block
+            ref_count[block] = 1
+            self.num_free -= 1
+            return [block]
         taken = [pop() for _ in range(count)]
         if self._num_gaps and not self._gaps.keys().isdisjoint(taken):
             taken = self._without_gaps(taken)

@@ -338,9 +338,11 @@ class NanoScheduler:
     def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
         """The calendar's next round is over: full blocks are hashed, and who has all tokens goes, in running order."""
         age, filling = steady.age, steady.filling() if self.blocks.caching else NOBODY
-        for seq, fills, ends in list(in_order(filling, steady.step())):
+        size, ending = self.config.block_size, steady.step()
+        members = list(in_order(filling, ending)) if ending else [(seq, True, False) for seq in filling]
+        for seq, fills, ends in members:
             if fills:
-                self.blocks.fill_block(seq, (seq.base + age) // self.config.block_size)
+                self.blocks.fill_block(seq, (seq.base + age) // size)
             if ends:
                 del self.running[steady.remove(seq)]
                 self._finish(seq, finished)

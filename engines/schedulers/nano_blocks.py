@@ -40,7 +40,9 @@ class NanoBlockManager:
         """
         num_blocks = -(-seq.num_tokens // self.block_size)
         num_cached, needed = 0, num_blocks
-        if self.caching and seq.hidden_from:
+        if not seq.hidden_from:
+            return num_cached, needed
+        if self.caching:
             find, content, ref_count = self.hash_to_block.get, self.content, self.pool.ref_count
             keyed = seq.new.make_block_keys is not None
             keys = seq.hashes_xxh64(num_blocks - 1, self.block_size)
@@ -82,7 +84,8 @@ class NanoBlockManager:
         taken, evicted = self._take_from_pool(len(opening))
         for seq, block in zip(opening, taken, strict=True):
             seq.block_table.append(block)
-        self.log.edges(opening, taken, evicted, [], 0, self.block_size)
+        if evicted is not None or self.log.enabled:
+            self.log.edges(opening, taken, evicted, [], 0, self.block_size)
 
     def _allocate_blocks(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
@@ -98,6 +101,11 @@ class NanoBlockManager:
         keys = [hashes[block] for block in taken]
         if keys.count(None) == count:
             return taken, None
+        if keys.count(HIDDEN) == count:
+            for block in taken:
+                hashes[block] = None
+            self.cached_free_blocks -= count
+            return taken, b"\x01" * count
         lost = bytearray(count)
         for i, (block, key) in enumerate(zip(taken, keys, strict=True)):
             if key is None:
@@ -143,7 +151,8 @@ class NanoBlockManager:
             self.hash[block] = HIDDEN
         else:
             self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
-        self.log.fill_block(block, seq.new.request, index)
+        if self.log.enabled:
+            self.log.fill_block(block, seq.new.request, index)
 
     def reveal(self, seq: Sequence) -> None:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""

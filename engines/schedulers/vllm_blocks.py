@@ -105,6 +105,11 @@ class VllmBlockManager:
         keys = [hashes[block] for block in taken]
         if (unhashed := keys.count(None)) == count:
             return taken, None
+        if keys.count(HIDDEN) == count:
+            for block in taken:
+                hashes[block] = None
+            self.cached_free_blocks -= count
+            return taken, b"\x01" * count
         cached, twins = self.cached, self.twins
         for block, key in zip(taken, keys, strict=True):
             if key is not None:
