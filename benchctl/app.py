@@ -40,6 +40,15 @@ def exit_with(run: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
+    except Exception as error:
+        # A lazy table of a damaged run fails where it is collected, far from where its folder is known.
+        if not (type(error).__module__.startswith("polars") and str(error).startswith("parquet:")):
+            raise
+        raise BenchctlError(
+            f"records of a run cannot be read: {str(error).splitlines()[0]}",
+            where="one of the runs given",
+            fix="benchctl report RUN names the damaged file; replay that run again",
+        ) from None
     raise typer.Exit(code)
 
 

@@ -216,7 +216,8 @@ def slo_of(spec: Mapping[str, Any], flags: Sequence[str], place: Place) -> dict[
 def whole(spec: Mapping[str, Any], name: str, place: Place) -> int | None:
     value = spec.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < (name != "seed")):
-        raise BenchctlError(f"{name} is {value!r}", where=place.of(name), fix="a whole number")
+        least = int(name != "seed")
+        raise BenchctlError(f"{name} is {value!r}", where=place.of(name), fix=f"a whole number from {least}")
     return value
 
 
@@ -305,6 +306,8 @@ def from_flags(
         name = name.replace("_", "-").removeprefix("--")
         if not equals or not name or not values:
             raise BenchctlError(f"--set is {text!r}", fix="--set max-num-seqs=64,256")
+        if name in grid or (name in base and name != "trace"):
+            raise BenchctlError(f"{name} is set twice", where="--set", fix=f"all its values at once: --set {name}=A,B")
         # Values that hold commas themselves are a spec's business.
         parsed: list[Value] = [parse(word) for word in values.split(",")] if name != "round-cost" else [values]
         if len(parsed) > 1:

@@ -63,6 +63,8 @@ def result_of(cell: Cell, code: int, stdout: str, stderr: str, folder: Path) -> 
         lines = stderr.strip().splitlines()
         at = next((i for i, text in enumerate(lines) if text.startswith("Error:")), max(len(lines) - 1, 0))
         reason = " ".join(text.strip() for text in lines[at : at + 3]).removeprefix("Error: ")
+        if boxed := [text.strip(" │") for text in lines if text.startswith("│")]:  # a word that its flag does not take
+            reason = " ".join(boxed)
         return {"status": "failed", "reason": reason or f"exit code {code}", "figures": {}}
     ours = summary.get("benchctl") or {}
     ended = (ours.get("run") or {}).get("status", "complete")

@@ -215,7 +215,8 @@ def pool_of(run: Run, changed: Mapping[str, Any], notes: list[str]) -> dict[str,
     """The run's pool: its blocks where policy and block size stay, else as many tokens as whole blocks hold."""
     limits = run.manifest.get("limits") or {}
     own = str(run.manifest.get("place") or run.manifest.get("scheduler"))
-    name = changed["scheduler"][0] if len(changed["scheduler"]) == 1 else None
+    asked: list[str] = changed["scheduler"] or []  # None: the flag left out, which is every policy
+    name = asked[0] if len(asked) == 1 else None
     info = SCHEDULERS.get(str(name))
     size = int(changed.get("block_size") or (info.default_block_size if info else limits.get("block_size")) or 1)
     if name == own and size == limits.get("block_size"):

@@ -40,7 +40,10 @@ class Run:
             return self.read(table).lazy()
         if table in self._frames:
             return self._frames[table].lazy()
-        return records.scan(self.path, table)
+        try:
+            return records.scan(self.path, table)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._damaged(table, error) from None
 
     def read(self, table: str) -> pl.DataFrame:
         """The whole logical table in memory."""
@@ -51,12 +54,15 @@ class Run:
                     frame = self._charge_once(frame)
                 self._frames[table] = frame
             except (pl.exceptions.PolarsError, OSError) as error:
-                raise BenchctlError(
-                    f"table {table} cannot be read: {str(error).splitlines()[0]}",
-                    where=self.shown,
-                    fix="the folder is damaged; replay again",
-                ) from None
+                raise self._damaged(table, error) from None
         return self._frames[table]
+
+    def _damaged(self, table: str, error: Exception) -> BenchctlError:
+        return BenchctlError(
+            f"table {table} cannot be read: {str(error).splitlines()[0]}",
+            where=self.shown,
+            fix="the folder is damaged; replay again",
+        )
 
     @property
     def _charged_twice(self) -> bool:

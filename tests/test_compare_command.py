@@ -320,3 +320,17 @@ def test_evictions_of_unequal_blocks_are_told_in_tokens(
         "evictions"
     ]
     assert same["unit"] == "blocks" and "evicted blocks" in call(capfd, "compare", made / "out").out
+
+
+@pytest.mark.parametrize("table", ["rounds", "requests", "blocks", "batches"])
+@pytest.mark.parametrize("cut", [True, False], ids=["cut off", "overwritten"])
+def test_a_damaged_run_is_one_error(capfd: pytest.CaptureFixture[str], tmp_path: Path, table: str, cut: bool) -> None:
+    run = replay(capfd, write_trace(tmp_path / "t.jsonl", ROWS), tmp_path / "o", "-s", "vllm") / "vllm"
+    shutil.copytree(run, tmp_path / "whole")
+    file = run / f"{table}-00000.parquet"
+    whole = file.read_bytes()
+    # Without its footer a file fails where it is opened, with a wrong page where its rows are read.
+    file.write_bytes(whole[:100] if cut else whole[:4] + b"\x5a" * 200 + whole[204:])
+    for words in (["compare", run, tmp_path / "whole"], ["explain", run, "--round", "2"]):
+        answer = call(capfd, *words)
+        assert answer.code == 2 and "cannot be read: parquet" in answer.err and "Traceback" not in answer.err

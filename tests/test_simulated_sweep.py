@@ -56,13 +56,21 @@ def test_switches_and_numbers_of_the_command_line() -> None:
         ({"base": BASE | {"out": "x"}}, "sweep's own"),
         ({"base": BASE, "grid": {"seed": 3}}, "grid.seed is 3"),
         ({"base": BASE, "grid": {"seed": [[1]]}}, "seed is"),
-        ({"base": BASE, "repeat": 0}, "repeat is 0"),
+        ({"base": BASE, "repeat": 0}, r"repeat is 0[\s\S]*a whole number from 1"),
         ({"base": BASE, "grid": {"seed": [1] * 400, "block-size": [1] * 400}}, "160,000 cells"),
     ],
 )
 def test_a_broken_spec_is_refused_in_words(spec: dict[str, object], says: str) -> None:
     with pytest.raises(BenchctlError, match=says):
         cells_of(spec, "s.toml")
+
+
+@pytest.mark.parametrize(
+    "sets", [["max-num-seqs=1", "max_num_seqs=2"], ["seed=1,2", "seed=3"], ["seed=3", "--seed=1,2"]]
+)
+def test_an_axis_given_twice_is_refused(sets: list[str]) -> None:
+    with pytest.raises(BenchctlError, match="is set twice"):
+        from_flags("t.jsonl", sets, 1)
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -15,7 +15,7 @@ import polars as pl
 from benchctl.sweep import Store, sweep
 from benchctl.sweep_slo import judge
 from benchctl.sweep_spec import Cell, make_cell
-from benchctl.sweep_workers import LocalWorkers, Result, replay_here
+from benchctl.sweep_workers import LocalWorkers, Result, replay_here, result_of, words_of
 from tests.command_line import rows, write_trace
 
 
@@ -144,3 +144,11 @@ def test_the_error_of_a_profile_is_that_of_runs_held_out_where_there_are_any() -
     error, what = stated_error({"residuals": residuals, "error": {"held_out": held}})
     assert error == 0.05 and "on 6 runs that were not fitted; the worst ±11.0%" in what
     assert stated_error({})[0] is None
+
+
+def test_a_value_that_its_flag_does_not_take_is_the_reason(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows((0.0, 20, 5)))
+    cell = make_cell({"trace": str(trace), "scheduler": "vllm", "engine": "null", "max-num-seqs": "many"})
+    code, out, err = replay_here(words_of(cell, tmp_path / "o"))
+    reason = result_of(cell, code, out, err, tmp_path / "o")["reason"]
+    assert code == 2 and "--max-num-seqs" in reason and "integer" in reason and "─" not in reason, reason

@@ -134,6 +134,13 @@ def test_a_question_that_cannot_be_asked(
     assert answer.code == 2 and says in answer.err and "Traceback" not in answer.err
 
 
+def test_a_policy_taken_back_asks_every_policy(capfd: pytest.CaptureFixture[str], recorded: Path) -> None:
+    out = recorded.parent.parent / "w"
+    answer = call(capfd, "replay", "--from", recorded, "--set", "scheduler=none", "--out", out, "--no-report")
+    assert answer.code == 0, answer.err
+    assert sorted(path.parent.name for path in out.glob("*/manifest.json")) == ["nano", "vllm"]
+
+
 def test_set_without_a_run_and_a_folder_of_several(capfd: pytest.CaptureFixture[str], recorded: Path) -> None:
     answer = call(capfd, "replay", "t.jsonl", "--set", "seed=1")
     assert answer.code == 2 and "--set changes a recorded run" in answer.err
