@@ -92,6 +92,7 @@ def target(paths: list[str], found: list[Run], out: str | None, format: str) -> 
     if name is None:
         return None
     first = Path(paths[0])
+    first = first.parent if is_pack(first.parent) else first  # PACK/run: a file holds no page
     inside = is_pack(first) or (first / "manifest.json").exists() or any(first.glob("rounds-*.parquet"))
     return (first.parent if inside else first) / name
 

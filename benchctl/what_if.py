@@ -20,6 +20,7 @@ from typing import Any
 
 from benchctl.config import KNOB_NAMES, ReplayOptions
 from engines.schedulers.registry import SCHEDULERS
+from reports.packed import origin_of
 from reports.run import Run, find_runs, open_run
 from traces.errors import BenchctlError
 
@@ -117,7 +118,9 @@ def open_one(path: str) -> Run:
     found = find_runs(path)
     if len(found) > 1:
         raise BenchctlError(
-            f"{path} holds {len(found)} runs, and a what-if starts from one", where="--from", fix=f"--from {found[0]}"
+            f"{path} holds {len(found)} runs, and a what-if starts from one",
+            where="--from",
+            fix=f"--from {origin_of(found[0])}",
         )
     return open_run(found[0] if found else path)
 
@@ -356,13 +359,13 @@ def run_what_if(question: Question, options: ReplayOptions, baseline: ReplayOpti
     if options.records == "none":
         raise BenchctlError("without a record there is nothing to compare", where="--records", fix="leave it out")
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    line(err, "from", f"{question.original.path}: {question.original.scheduler}, {question.original.engine}")
+    line(err, "from", f"{question.original.shown}: {question.original.scheduler}, {question.original.engine}")
     for name, (before, after) in question.changes.items():
         line(err, "set", f"{name}: {word_of(before)} → {word_of(after)}")
     for note in question.notes:
         line(err, "note", note)
     changes = {name: {"was": before, "is": after} for name, (before, after) in question.changes.items()}
-    asked = {"of": str(question.original.path), "changes": changes}
+    asked = {"of": question.original.shown, "changes": changes}
     options = replace(options, inherited=question.inherited, what_if=asked)
     if baseline is not None:
         own = frozenset(question.baseline or {}) - {"engine", "profile", "round_cost", "clock"}

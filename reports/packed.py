@@ -11,9 +11,13 @@ _opened: dict[tuple[Path, ...], tuple[tempfile.TemporaryDirectory[str], Path]] =
 
 
 def folder_of(path: Path) -> Path | None:
-    """The temporary folder that holds the runs of a pack; None where `path` is none. Raises BenchctlError where it is broken."""
+    """The temporary folder that holds the runs of a pack, or of PACK/run that run's; None where `path` is neither.
+
+    Raises BenchctlError where the pack is broken.
+    """
     if not pack.is_pack(path):
-        return None
+        whole = folder_of(path.parent) if pack.is_pack(path.parent) else None
+        return None if whole is None else whole / path.name
     key = tuple(piece.resolve() for piece in pack.pieces(path))
     if key not in _opened:
         scratch = tempfile.TemporaryDirectory(prefix="benchctl-pack-")

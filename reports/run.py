@@ -172,24 +172,26 @@ class Run:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open one run folder.
+    """Open one run folder, the run of a pack that holds one, or PACK/run.
 
     Raises BenchctlError where `path` is no run folder, its manifest is unreadable or its schema is newer than this reader.
     """
     folder = folder_of(Path(path)) or Path(path)
+    if folder != Path(path) and len(found := find_runs(path)) == 1:
+        (folder,) = found
     if not folder.is_dir():
-        what = f"{folder} is not a folder" if folder.exists() else f"no run at {folder}"
+        what = f"{path} is not a folder" if folder.exists() else f"no run at {path}"
         raise BenchctlError(what, fix="give the folder that `benchctl replay --out DIR` wrote: DIR/<scheduler>")
     file = folder / MANIFEST_FILE
     if not file.exists():
         inside = find_runs(folder)
         hint = f"it holds runs: {', '.join(p.name for p in inside[:4])}" if inside else f"it has no {MANIFEST_FILE}"
         fix = (
-            f"give one of them, e.g. {inside[0]}"
+            f"give one of them, e.g. {origin_of(inside[0])}"
             if inside
             else "give the folder that `benchctl replay --out DIR` wrote: DIR/<scheduler>"
         )
-        raise BenchctlError(f"{folder} is not a run folder: {hint}", fix=fix)
+        raise BenchctlError(f"{path} is not a run folder: {hint}", fix=fix)
     try:
         manifest = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -182,6 +182,25 @@ def test_reports_read_a_pack_like_a_folder(pair: Path, tmp_path: Path) -> None:
     assert "/benchctl-pack-" not in (tmp_path / "report.html").read_text()
 
 
+def test_one_run_of_a_pack_is_named_or_is_the_only_one(pair: Path, tmp_path: Path) -> None:
+    (several,) = pack.pack(find_runs(pair), tmp_path / "walk.tar.gz")
+    (one,) = pack.pack([pair / "nano"], tmp_path / "one.tar.gz")
+    plain = json.loads(benchctl("explain", pair / "nano", "--round", "2", "--json").stdout)
+    for named in (one, several / "nano"):
+        said = benchctl("explain", named, "--round", "2", "--json")
+        assert said.returncode == 0, said.stderr
+        found = json.loads(said.stdout)
+        assert found | {"run": None} == plain | {"run": None} and found["run"] != plain["run"]
+    refused = benchctl("explain", several, "--round", "2")
+    assert refused.returncode == 2 and f"give one of them, e.g. {several / 'nano'}" in refused.stderr
+    refused = benchctl("replay", "--from", several, "--set", "seed=1")
+    assert refused.returncode == 2 and f"--from {several / 'nano'}" in refused.stderr
+    page = benchctl("report", several / "vllm")
+    assert page.returncode == 0 and page.stdout.strip() == str(tmp_path / "report.html"), page.stderr
+    missing = benchctl("explain", several / "sjf", "--round", "2")
+    assert missing.returncode == 2 and f"no run at {several / 'sjf'}" in missing.stderr
+
+
 def test_the_commands_pack_and_unpack(pair: Path, tmp_path: Path) -> None:
     done = benchctl("pack", pair, "-o", tmp_path / "w.tar.gz", "--split", "8KiB")
     assert done.returncode == 0, done.stderr
