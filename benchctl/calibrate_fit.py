@@ -310,7 +310,7 @@ def fit_host(times: HostTimes, overlapped: bool, graphs: Graphs = NO_GRAPHS, iss
             base,
             issue_s=issue_s,
             issue_beyond_tokens=float(graphs.prefill[-1]),
-            issue_beyond_seqs=float(graphs.prefill_max_seqs),
+            issue_beyond_seqs=float(max(graphs.prefill_max_seqs, graphs.prefill_most_seqs)),
         )
     if not overlapped:
         return replace(base, wake_s=middle(times.step_s - times.device_s - times.launch_s - times.after_s))

@@ -89,6 +89,9 @@ def _first() -> Iterator[Case]:
         for length in (64, 512, 1_500):
             yield (decodes(batch, context), chunks(1, length))
     yield (decodes(32, 1_024), chunks(1, 4_096))
+    # More sequences than most graphs with prefill have room for.
+    for length in (64, 512, 1_500):
+        yield (decodes(448, 512), chunks(1, length))
     for count, length in ((4, 64), (4, 256), (16, 64), (8, 1_024), (64, 128)):
         yield (chunks(count, length),)
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from benchctl.calibrate_grid import Case, Group
 from benchctl.calibrate_rounds import shape_of_name, tiles_of
@@ -134,9 +135,7 @@ def measured_points(points: Points, path: str, block_size: int) -> MeasuredPoint
         batch = bare_batch(case_of(point))
         f = features_of(batch, graphs, per_tile)
         if f.padded_tokens != point.padded_tokens:  # the engine knows better: that size alone is captured
-            only = Graphs(
-                decode=(point.padded_tokens,), prefill=(point.padded_tokens,), prefill_max_seqs=graphs.prefill_max_seqs
-            )
+            only = replace(graphs, decode=(point.padded_tokens,), prefill=(point.padded_tokens,))
             f = features_of(batch, only if point.mode == "graph" else Graphs(), per_tile)
         rows.append(f)
         kinds.append("decode" if not f.has_prefill else "mixed" if batch.is_decode.any() else "prefill")

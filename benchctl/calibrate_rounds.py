@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from engines.model.config import PRESETS, ModelConfig, read_config
-from engines.simulated.features import Features, graph_sizes, tile_keys, tile_tokens
+from engines.simulated.features import Features, graph_sizes, head_rows, tile_keys, tile_tokens
 from engines.simulated.profile import Graphs, ModelShape
 from reports.run import Run
 from traces.errors import BenchctlError
@@ -108,8 +108,7 @@ def measured_rounds(run: Run) -> Measured:
 
     has_prefill = frame["has_prefill"].to_numpy()
     padded = column("padded_tokens")
-    # A graph computes the head for all sequences that it has room for.
-    in_graph, held = frame["mode"].to_numpy() == "graph", np.minimum(padded, graphs.prefill_max_seqs)
+    in_graph, held = frame["mode"].to_numpy() == "graph", head_rows(graphs, column("seqs"), padded)
     own_keys, older_keys, block_keys = tile_keys(
         column("own"), column("older"), column("chunk_pairs"), column("older_pairs"), in_graph
     )

@@ -12,7 +12,7 @@ from benchctl.simulated_clock import OverlappedClock
 from engines.interface import EngineLimits, ScheduledBatch
 from engines.simulated.cost import after_time, device_time, issue_time, on_curve
 from engines.simulated.engine import LaunchCost, SimulatedEngine
-from engines.simulated.features import Features, features_of, graph_sizes, padded, tile_tokens
+from engines.simulated.features import Features, features_of, graph_sizes, head_rows, padded, tile_tokens
 from engines.simulated.profile import Bucket, Curve, Graphs
 from tests.simulated_profile import MODEL, make_fit, make_profile
 
@@ -136,8 +136,15 @@ def test_graph_sizes_are_those_that_the_triton_engine_captures(seats: int, budge
     decode, chunks = triton_engine.TritonEngine._graph_shapes(me)
     found = graph_sizes(seats, budget)
     assert found.decode == tuple(shape.num_tokens for shape in decode)
-    assert found.prefill == tuple(shape.num_tokens for shape in chunks)
-    assert found.prefill_max_seqs == max(shape.num_seqs for shape in chunks) or budget < 256
+    assert found.prefill == tuple(sorted({shape.num_tokens for shape in chunks}))
+    for num_seqs in (1, seats // 2, seats):
+        for size in found.prefill:
+            least = min(
+                (shape.num_seqs for shape in chunks if shape.num_tokens == size and shape.num_seqs >= num_seqs),
+                default=None,
+            )
+            assert least is None or least == head_rows(found, num_seqs, size)
+    assert padded(found, True, min(seats, budget), min(seats, budget)) in found.prefill
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
@@ -192,7 +199,10 @@ def test_padding_goes_to_the_next_size_and_stops_where_there_is_none() -> None:
     )  # 100 short chunks: no graph has room for them
     assert padded(graphs, True, 500, 30, tiles=20, tokens_per_tile=64) == 512
     assert padded(graphs, True, 500, 30, tiles=26, tokens_per_tile=64) == 640
-    assert padded(graphs, True, 300, 257) == 300  # more sequences than a graph with prefill holds
+    assert padded(graphs, True, 300, 257) == 384  # the second graph of that size, with room for all seats
+    assert padded(graphs, True, 600, 513) == 600  # more sequences than any graph with prefill holds
+    assert [head_rows(graphs, n, 384) for n in (256, 257)] == [256, 384]
+    assert head_rows(graphs, np.array([256, 257]), np.array([1024, 1024])).tolist() == [256, 512]
     assert padded(Graphs(), False, 3, 3) == 3
 
 

@@ -57,6 +57,7 @@ def graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> Graphs:
         decode=tuple(sorted({min(n, max_num_seqs) for n in steps})),
         prefill=tuple(sorted({min(n, max_num_batched_tokens) for n in chunks})),
         prefill_max_seqs=min(max_num_seqs, 256),
+        prefill_most_seqs=max_num_seqs if max_num_seqs > 256 else 0,
     )
 
 
@@ -84,7 +85,7 @@ def padded(
         # A graph holds as many sequences as the smaller of its tokens and the most seats: never fewer than fit its tokens.
         return graphs.decode[at] if at < len(graphs.decode) else num_tokens
     sizes = graphs.prefill
-    if num_seqs > graphs.prefill_max_seqs:
+    if num_seqs > max(graphs.prefill_max_seqs, graphs.prefill_most_seqs):
         return num_tokens
     for size in sizes[bisect_left(sizes, num_tokens) :]:
         if num_seqs <= size and tiles <= size // tokens_per_tile + SPARE_TILES:
@@ -94,7 +95,17 @@ def padded(
 
 def in_graph(graphs: Graphs, num_seqs: int, num_tokens: int, size: int) -> bool:
     """Whether a round with prefill that is computed as `size` tokens ran as a graph."""
-    return size > num_tokens or (size in graphs.prefill and num_seqs <= graphs.prefill_max_seqs)
+    return size > num_tokens or (
+        size in graphs.prefill and num_seqs <= max(graphs.prefill_max_seqs, graphs.prefill_most_seqs)
+    )
+
+
+def head_rows(graphs: Graphs, num_seqs: Values, size: Values) -> Values:
+    """Rows of the head that a graph with prefill of `size` tokens computes for so many sequences: all that it has room for."""
+    if isinstance(num_seqs, np.ndarray):
+        seats = np.where(num_seqs > graphs.prefill_max_seqs, graphs.prefill_most_seqs, graphs.prefill_max_seqs)
+        return np.minimum(size, seats)
+    return min(size, graphs.prefill_max_seqs if num_seqs <= graphs.prefill_max_seqs else graphs.prefill_most_seqs)
 
 
 def tile_keys(
@@ -149,7 +160,7 @@ def features_of(batch: ScheduledBatch, graphs: Graphs, tokens_per_tile: int = 64
         single_keys=int(singles.max(initial=0)),
         known_tokens=int(ends[batch.cached_tokens >= 0].sum()),
         padded_tokens=size,
-        padded_seqs=min(size, graphs.prefill_max_seqs) if graph else n,
+        padded_seqs=head_rows(graphs, n, size) if graph else n,
     )
 
 
@@ -224,5 +235,5 @@ def _features_of_steady(batch: SteadyBatch, graphs: Graphs, tokens_per_tile: int
         single_keys=longest,
         known_tokens=known,
         padded_tokens=size,
-        padded_seqs=min(size, graphs.prefill_max_seqs) if graph else n,
+        padded_seqs=head_rows(graphs, n, size) if graph else n,
     )

@@ -55,7 +55,8 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
 
     decode: tuple[int, ...] = ()  # sequences
     prefill: tuple[int, ...] = ()  # tokens
-    prefill_max_seqs: int = 0
+    prefill_max_seqs: int = 0  # sequences that each of them holds, where its tokens are not fewer
+    prefill_most_seqs: int = 0  # and that a second one of each size holds; 0: there is no second
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):

@@ -215,9 +215,11 @@ class TritonEngine:
                 if n <= MAX_GRAPH_CHUNK_TOKENS
             }
         )
+        # Each for up to 256 sequences, and again for all seats: the head and the sampler run for every one there is room for.
+        mixed = sorted({(n, min(n, self.max_seqs, seats)) for n in chunks for seats in (256, self.max_seqs)})
         return (
             [Shape(n, n, 0, max(updates, 2 * n)) for n in decodes],
-            [Shape(n, min(n, self.max_seqs, 256), self._most_tiles(n, 16), 1024) for n in chunks],
+            [Shape(n, seqs, self._most_tiles(n, 16), 1024) for n, seqs in mixed],
         )
 
     @torch.inference_mode()
