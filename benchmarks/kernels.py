@@ -1,9 +1,9 @@
 """Every kernel of a layer on a CUDA device, its time beside the bytes and operations it cannot do without.
 
-    python benchmarks/kernels.py [--model qwen3-8b] [--rows 1 8 64 256 16384] [--json FILE]
+    python benchmarks/kernels.py [--model qwen3-8b] [--rows 1 8 64 256 16384] [--prompts 1024 4096] [--json FILE]
 
 Each figure is the median of graph replays, buffers rotated so that together they exceed the L2 cache, random data, bf16. Rows are
-the tokens of a round: up to 512 a decode each, at a context of 1,085; above, prompts of 1,024. Floors: bytes at 4.26 TB/s (copy of
+the tokens of a round: up to 512 a decode each, at a context of 1,085; above, prompts of each length of --prompts. Floors: bytes at 4.26 TB/s (copy of
 4 GiB on an H200, read and written) or operations at 795 TFLOP/s (product of n = 8192), whichever is longer. A launch in a graph
 takes about 1 µs whatever it does, so the floors of the smallest are out of reach.
 """
@@ -29,7 +29,7 @@ from engines.kernels.sampling import num_blocks, sample
 from engines.model.config import PRESETS, ModelConfig
 from engines.torch_engine import tuning
 
-CONTEXT, PROMPT, BLOCK_SIZE = 1085, 1024, 16
+CONTEXT, BLOCK_SIZE = 1085, 16
 L2_BYTES = 120_000_000
 Case = tuple[str, float, float, list[Callable[[], None]]]  # name, bytes, operations, launches on different buffers
 
@@ -101,35 +101,39 @@ def small_kernels(c: ModelConfig, rows: int) -> Iterator[Case]:
         yield "sample", size, 0, [lambda x=x: sample(x, keys, best, token, out, count, 0.6) for x in logits]
 
 
-def attention_kernel(c: ModelConfig, rows: int) -> Case:
+def decode_attention(c: ModelConfig, rows: int) -> Case:
     heads, kv_heads, scale = c.num_heads, c.num_kv_heads, c.head_dim**-0.5
-    if rows <= 512:
-        size = rows * CONTEXT * kv_heads * c.head_dim * 4.0
-        config = tuning.decode_attention(rows, heads, kv_heads, c.head_dim, torch.bfloat16)
-        q, out, caches, tables, columns, num_tiles = setting(
-            heads, kv_heads, [(CONTEXT - 1, 1)] * rows, BLOCK_SIZE, len(copies(size)), config.block_m
-        )
-        splits = config.num_splits
-        partial = torch.empty(rows * heads * splits * c.head_dim, device="cuda") if splits > 1 else None
-        lse = torch.empty(rows * heads * splits, device="cuda") if splits > 1 else None
-        return (
-            "attention", size, 0,
-            [
-                lambda kv=kv: paged_attention(
-                    q, kv[0], kv[1], out, tables, *columns, num_tiles, rows, scale, config, partial, lse
-                )
-                for kv in caches
-            ],
-        )  # fmt: skip
-    prompts = rows // PROMPT
+    size = rows * CONTEXT * kv_heads * c.head_dim * 4.0
+    config = tuning.decode_attention(rows, heads, kv_heads, c.head_dim, torch.bfloat16)
+    q, out, caches, tables, columns, num_tiles = setting(
+        heads, kv_heads, [(CONTEXT - 1, 1)] * rows, BLOCK_SIZE, len(copies(size)), config.block_m
+    )
+    splits = config.num_splits
+    partial = torch.empty(rows * heads * splits * c.head_dim, device="cuda") if splits > 1 else None
+    lse = torch.empty(rows * heads * splits, device="cuda") if splits > 1 else None
+    return (
+        "attention", size, 0,
+        [
+            lambda kv=kv: paged_attention(
+                q, kv[0], kv[1], out, tables, *columns, num_tiles, rows, scale, config, partial, lse
+            )
+            for kv in caches
+        ],
+    )  # fmt: skip
+
+
+def prompt_attention(c: ModelConfig, rows: int, prompt: int) -> Case:
+    """Fresh prompts of so many tokens, `rows` together."""
+    heads, kv_heads, scale = c.num_heads, c.num_kv_heads, c.head_dim**-0.5
+    prompts = rows // prompt
     config = tuning.own_chunk_attention(heads, kv_heads, c.head_dim, torch.bfloat16, torch.device("cuda"))
     assert config is not None, "this card has no copy engine"
     q, out, caches, tables, columns, num_tiles = setting(
-        heads, kv_heads, [(0, PROMPT)] * prompts, BLOCK_SIZE, 1, config.block_m
+        heads, kv_heads, [(0, prompt)] * prompts, BLOCK_SIZE, 1, config.block_m
     )
     order = torch.argsort(columns[2], descending=True, stable=True)
     columns = [column[order].contiguous() for column in columns]
-    base = (columns[1] // PROMPT * PROMPT).int()
+    base = (columns[1] // prompt * prompt).int()
     qkvs = [rand(rows, (heads + 2 * kv_heads) * c.head_dim) for _ in range(2)]
     launches = [
         lambda own=own_rows(qkv, c.head_dim, config): chunk_attention(
@@ -137,7 +141,8 @@ def attention_kernel(c: ModelConfig, rows: int) -> Case:
         )
         for qkv in qkvs
     ]
-    return "attention", 0, prompts * 4.0 * heads * c.head_dim * PROMPT * (PROMPT + 1) / 2, launches
+    name = f"attention, {prompts} x {prompt:,}"
+    return name, 0, prompts * 4.0 * heads * c.head_dim * prompt * (prompt + 1) / 2, launches
 
 
 def products(c: ModelConfig, rows: int) -> Iterator[Case]:
@@ -165,6 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-8b", choices=sorted(PRESETS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64, 256, 16384])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     c, out = PRESETS[args.model], []
@@ -172,7 +178,7 @@ def main() -> None:
         print(f"{args.model}, {rows} rows", flush=True)
         for name, num_bytes, flops, launches in [
             *small_kernels(c, rows),
-            attention_kernel(c, rows),
+            *([decode_attention(c, rows)] if rows <= 512 else [prompt_attention(c, rows, n) for n in args.prompts]),
             *products(c, rows),
         ]:
             for launch in launches:
