@@ -31,6 +31,28 @@ def opt(*names: str, panel: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=panel, help=help, show_default=False, **more)
 
 
+def out_opt(
+    *names: str,
+    help: str,
+    panel: str | None = None,
+    folder: bool = False,
+    kind: Callable[[str], Any] = str,
+    **more: Any,
+) -> Any:
+    """An option that names a file to write, or a `folder`. An empty name (`--out "$DIR"`, unset) would be the current folder."""
+
+    def named(text: str) -> Any:
+        if not text:
+            what, fix = ("folder", "name a folder, or . for the current one") if folder else ("file", "name a file")
+            raise BenchctlError(f"{names[0]} is empty and names no {what}", fix=fix)
+        return kind(text)
+
+    metavar = "DIR" if folder else "FILE"
+    return typer.Option(
+        *names, rich_help_panel=panel, help=help, show_default=False, parser=named, metavar=metavar, **more
+    )
+
+
 def exit_with(run: Callable[[], int]) -> NoReturn:
     """End the command with the exit code of `run`; 130 on Ctrl-C. What it refuses names the flags as they were typed."""
     try:

@@ -24,6 +24,7 @@ from benchctl.config import PolicySettings, ReplayOptions
 from benchctl.describe import about_trace
 from benchctl.engine_choice import close_team
 from benchctl.manifest import FILE, TEMPORARY, write_manifest
+from benchctl.places import check_folder, unusable
 from benchctl.profiles import account_of, outside_text
 from benchctl.progress import Progress
 from benchctl.runner import RunResult, run_one, stop_on_interrupt
@@ -44,6 +45,8 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 def run_replay(options: ReplayOptions) -> int:
     """Everything a replay command does. Raises BenchctlError for what is wrong before the first run."""
     err = Console(stderr=True, highlight=False, soft_wrap=True)
+    if options.records != "none":
+        check_folder(Path(options.out or "runs"))
     try:
         return run_command(build_command(options), err)
     finally:
@@ -142,11 +145,6 @@ def make_run_folder(folder: Path, force: bool) -> None:
         folder.mkdir(parents=True)
     except OSError as error:
         raise unusable(folder, error) from None
-
-
-def unusable(folder: Path, error: OSError) -> BenchctlError:
-    name = str(folder) if len(str(folder)) < 200 else f"{str(folder)[:60]}…"
-    return BenchctlError(f"{name} cannot be made: {error.strerror}", where="--out", fix="name another --out")
 
 
 def account_for(engine: Engine, result: RunResult, err: Console) -> RunResult:

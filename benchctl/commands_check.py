@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
+from benchctl.places import check_folder
 from traces.errors import BenchctlError
 
 MOST_EVIDENCE = 400  # characters of a fault's words in the terminal
@@ -27,11 +28,15 @@ def check_scheduler(
     cases: Annotated[int, opt("--cases", panel="Options", help="Random cases. Default 100.")] = 100,
     seed: Annotated[int, opt("--seed", panel="Options", help="Of the cases. Default 0.")] = 0,
     out: Annotated[
-        str,
-        opt(
-            "--out", "-o", panel="Options", help="Folder for the traces of what breaks. Default: the one you stand in."
+        str | None,
+        out_opt(
+            "--out",
+            "-o",
+            panel="Options",
+            folder=True,
+            help="Folder for the traces of what breaks. Default: the one you stand in.",
         ),
-    ] = ".",
+    ] = None,
     as_json: Annotated[bool, opt("--json", panel="Options", help="Print the result as JSON.")] = False,
 ) -> None:
     """Hold a policy against the laws of a run in a random campaign, and make what breaks small.
@@ -43,9 +48,11 @@ def check_scheduler(
     exit_with(lambda: run_check(scheduler, cases, seed, out, as_json))
 
 
-def run_check(scheduler: str, cases: int, seed: int, out: str, as_json: bool) -> int:
+def run_check(scheduler: str, cases: int, seed: int, out: str | None, as_json: bool) -> int:
     if cases < 1:
         raise BenchctlError(f"--cases is {cases}", fix="give 1 or more")
+    if out is not None:
+        check_folder(Path(out))
     from benchctl import check_scheduler as checks
     from benchctl.policies import find_policy
     from benchctl.shrink_rows import write_rows
@@ -57,7 +64,7 @@ def run_check(scheduler: str, cases: int, seed: int, out: str, as_json: bool) ->
     )
     found = []
     for number, fault in enumerate(campaign.broken, 1):
-        path = Path(out) / f"{name}-fault-{number}.jsonl"
+        path = Path(out or ".") / f"{name}-fault-{number}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_rows(

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
+from benchctl.places import check_file
 from traces.errors import BenchctlError
 
 SIDES, OUTPUT, WHAT = "Sides", "Output", "What to explain"
@@ -57,7 +58,7 @@ def compare(
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the comparison as JSON.")] = False,
     md: Annotated[bool, opt("--md", panel=OUTPUT, help="Print it as Markdown.")] = False,
     html: Annotated[
-        str | None, opt("--html", panel=OUTPUT, help="Write the page of both sides, comparison first.")
+        str | None, out_opt("--html", panel=OUTPUT, help="Write the page of both sides, comparison first.")
     ] = None,
 ) -> None:
     """Compare two runs of one trace: settings, metrics, the first decision that differs, and what every divergence cost.
@@ -95,6 +96,8 @@ def run_compare(
         raise BenchctlError("one side has no run", fix="give both --a and --b")
     if not runs and not a:
         raise BenchctlError("no runs are given", fix="benchctl compare A B, each a run folder")
+    if html is not None:
+        check_file(Path(html), "--html", in_place=True)
     from reports.compare import compare as compare_sides
     from reports.compare_head import make_sides
     from reports.compare_text import as_json as comparison_json

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
 from benchctl.commands_compare import write_text
+from benchctl.places import check_file
 from traces.errors import BenchctlError
 
 BASELINE, OUTPUT = "Baseline", "Output"
@@ -55,7 +56,7 @@ def gate(
         ),
     ] = None,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the result as JSON.")] = False,
-    junit: Annotated[str | None, opt("--junit", panel=OUTPUT, help="Write JUnit XML.")] = None,
+    junit: Annotated[str | None, out_opt("--junit", panel=OUTPUT, help="Write JUnit XML.")] = None,
     github: Annotated[
         bool,
         opt(
@@ -64,7 +65,7 @@ def gate(
     ] = False,
     benchmark: Annotated[
         str | None,
-        opt("--benchmark", panel=OUTPUT, help="Write customSmallerIsBetter JSON, for github-action-benchmark."),
+        out_opt("--benchmark", panel=OUTPUT, help="Write customSmallerIsBetter JSON, for github-action-benchmark."),
     ] = None,
 ) -> None:
     """Hold runs against a baseline of decision counters: exit 0 as before, 3 changed, 2 not comparable.
@@ -96,6 +97,9 @@ def run_gate(
         raise BenchctlError("--update writes the baseline and gates nothing", fix="leave the outputs of the gate out")
     if github and as_json:
         raise BenchctlError("--github prints annotations among which JSON is lost", fix="give one of the two")
+    for flag, file in (("--baseline", baseline if update else None), ("--junit", junit), ("--benchmark", benchmark)):
+        if file is not None:
+            check_file(Path(file), flag, in_place=True)
     from benchctl import gate as gates
     from benchctl import gate_output as output
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.app import app, exit_with
+from benchctl.app import app, exit_with, out_opt
 from traces.errors import BenchctlError
 
 UNITS = {"": 1, "b": 1, "k": 2**10, "kib": 2**10, "kb": 10**3, "m": 2**20, "mib": 2**20, "mb": 10**6, "g": 2**30, "gib": 2**30, "gb": 10**9}  # fmt: skip
@@ -37,11 +37,10 @@ def pack(
     ],
     out: Annotated[
         str | None,
-        typer.Option(
+        out_opt(
             "--out",
             "-o",
             help="The file: .tar.gz; .tar.xz is smaller and slower; .tar.zst needs Python 3.14. Default: RUN.tar.gz beside the first.",
-            show_default=False,
         ),
     ] = None,
     split: Annotated[
@@ -101,9 +100,7 @@ def unpack(
     ],
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", "-o", help="The folder for the runs. Default: named like the file, beside it.", show_default=False
-        ),
+        out_opt("--out", "-o", folder=True, help="The folder for the runs. Default: named like the file, beside it."),
     ] = None,
 ) -> None:
     """Unpack what `benchctl pack` made. Every file is checked; of a damaged pack nothing is left behind.

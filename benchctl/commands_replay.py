@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
 from traces.errors import BenchctlError
 
 SCHEDULING, POOL, ENGINE, ARRIVALS, CLOCK, OUTPUT = (
@@ -318,7 +318,13 @@ def replay(
     ] = None,
     out: Annotated[
         str | None,
-        opt("--out", "-o", panel=OUTPUT, help="Folder; a run goes to DIR/<scheduler>/. Default runs/<trace>-<time>/."),
+        out_opt(
+            "--out",
+            "-o",
+            panel=OUTPUT,
+            folder=True,
+            help="Folder; a run goes to DIR/<scheduler>/. Default runs/<trace>-<time>/.",
+        ),
     ] = None,
     force: Annotated[bool, opt("--force", panel=OUTPUT, help="Replace earlier runs in --out.")] = False,
     records: Annotated[

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.app import app, exit_with
+from benchctl.app import app, exit_with, out_opt
+from benchctl.places import check_file
 from traces.errors import BenchctlError
 
 if TYPE_CHECKING:
@@ -37,11 +38,10 @@ def report(
     ],
     out: Annotated[
         str | None,
-        typer.Option(
+        out_opt(
             "--out",
             "-o",
             help="The file to write. Default: report.html (perfetto: report.perfetto.json.gz) beside the first run; md, json and csv are printed.",
-            show_default=False,
         ),
     ] = None,
     format: Annotated[
@@ -68,6 +68,8 @@ def report(
             raise BenchctlError(f"--open opens a page, and --format is {format}", fix="leave out one of them")
         from reports.salvage import open_all
 
+        if out is not None:
+            check_file(Path(out), "--out", in_place=format != "html")
         with open_all(runs) as (found, wrong):
             written = write(found, format, target(runs, found, out, format))
         for text in wrong:

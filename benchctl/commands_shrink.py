@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
+from benchctl.places import check_file
 from traces.errors import BenchctlError
 
 REPLAYED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -33,7 +34,8 @@ def shrink(
         ),
     ] = "",
     out: Annotated[
-        str | None, opt("--out", "-o", panel="Options", help="The trace to write. Default: <trace>-shrunk.jsonl here.")
+        str | None,
+        out_opt("--out", "-o", panel="Options", help="The trace to write. Default: <trace>-shrunk.jsonl here."),
     ] = None,
     force: Annotated[bool, opt("--force", panel="Options", help="Replace a file at --out.")] = False,
     limit_s: Annotated[
@@ -103,6 +105,7 @@ def run_shrink(
     target = Path(out or f"{opened.name}-shrunk.jsonl")
     if target.exists() and not force:
         raise BenchctlError(f"{target} exists", where="--out", fix="name another file, or pass --force")
+    check_file(target, "--out", in_place=True)
     rows = rows_of(opened, options.num_prompts)
 
     def say(line: str) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
+from benchctl.places import check_file, check_folder
 from traces.errors import BenchctlError
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def new_file(output: str, force: bool, example: str) -> Path:
         raise BenchctlError(f"{path} is a folder", where="--output", fix=f"name a file: -o {path / Path(example).name}")
     if path.exists() and not force:
         raise BenchctlError(f"{path} exists", where="--output", fix="name another file, or pass --force")
+    check_file(path, "--output")
     return path
 
 
@@ -202,7 +204,12 @@ def validate(
     ] = False,
     copy: Annotated[
         str | None,
-        opt("--copy", panel=OUTPUT, help="Write what of the runs is needed here to DIR, small, for another day."),
+        out_opt(
+            "--copy",
+            folder=True,
+            panel=OUTPUT,
+            help="Write what of the runs is needed here to DIR, small, for another day.",
+        ),
     ] = None,
     worst: Annotated[int, opt("--worst", panel=OUTPUT, help="Rounds of the largest error to list. Default 5.")] = 5,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the result as JSON.")] = False,
@@ -238,6 +245,10 @@ def run_validate(
     from benchctl.validate import validate as hold
 
     loaded = load_profile(profile)
+    if copy is not None:
+        check_folder(Path(copy), "--copy")
+    if save:
+        check_file(find_profile(profile), "--save")
     held = open_held_out(paths)
     results = [hold(loaded, run, trace, end_to_end=end_to_end, worst=worst) for run in held]
     if copy is not None:

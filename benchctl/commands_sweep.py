@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchctl.app import app, exit_with, opt
+from benchctl.app import app, exit_with, opt, out_opt
 from traces.errors import BenchctlError
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def sweep(
         opt("--start-rate", panel=JUDGE, help="With --find-rate: the first rate tried. Default: the trace's own."),
     ] = None,
     out: Annotated[
-        str, opt("--out", "-o", panel=OUTPUT, help="Folder; a sweep begun there goes on. Default sweep/.")
+        str,
+        out_opt("--out", "-o", panel=OUTPUT, folder=True, help="Folder; a sweep begun there goes on. Default sweep/."),
     ] = "sweep",
     report: Annotated[bool, opt("--report/--no-report", panel=OUTPUT, help="Write DIR/sweep.html. Default on.")] = True,
     as_json: Annotated[bool, opt("--json", panel=OUTPUT, help="Print the table as JSON.")] = False,

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from benchctl.app import app as benchctl_app
-from benchctl.app import exit_with
+from benchctl.app import exit_with, out_opt
+from benchctl.places import check_file
 
 app = typer.Typer(name="trace", help="Import, look at, make and change traces.", no_args_is_help=True)
 benchctl_app.add_typer(app)
@@ -21,7 +22,9 @@ def opt(*names: str, panel: str | None = None, help: str, **more: Any) -> Any:
     return typer.Option(*names, rich_help_panel=panel, help=help, show_default=False, **more)
 
 
-Out = Annotated[Path, opt("--out", "-o", panel=OUTPUT, help="The trace to write; packed where it ends in .gz.")]
+Out = Annotated[
+    Path, out_opt("--out", "-o", panel=OUTPUT, kind=Path, help="The trace to write; packed where it ends in .gz.")
+]
 Json = Annotated[bool, opt("--json", panel=OUTPUT, help="Print the result as JSON.")]
 SkipBad = Annotated[bool, opt("--skip-bad", panel=READ, help="Leave faulty rows out, and count them.")]
 Seed = Annotated[int, opt("--seed", help="Of everything that is drawn. Default 0.")]
@@ -169,7 +172,7 @@ def info(
     ] = None,
     skip_bad: Annotated[bool, opt("--skip-bad", help="Leave faulty rows out, and count them.")] = False,
     html: Annotated[
-        Path | None, opt("--html", panel=OUTPUT, help="Draw the distributions into one offline page.")
+        Path | None, out_opt("--html", kind=Path, panel=OUTPUT, help="Draw the distributions into one offline page.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -186,6 +189,8 @@ def info(
 
         at_least_one("--block-size", block_size)
         at_least_one("--max-model-len", max_model_len)
+        if html is not None:
+            check_file(html, "--html", in_place=True)
         found = describe(open_trace(trace, skip_bad=skip_bad), block_size=block_size, max_model_len=max_model_len)
         if html is not None:
             from benchctl.trace_page import write_trace_page
