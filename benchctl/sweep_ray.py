@@ -1,9 +1,9 @@
 """Replays of a sweep on a Ray cluster (`pip install 'benchctl[ray]'`). Ray is imported when this is used, not before.
 
-A cell is a task of one CPU; one of the torch engine asks for a GPU where the cluster has any. The sweep's own code goes with
-the job, its dependencies have to be installed on every node. Files that a cell names (trace, profile) are sent, once each;
-the run folder comes back with the result. So no file system need be shared. A model folder is not sent.
-A worker that dies has its cell tried again, RETRIES times; then the cell is recorded as failed.
+A cell is a task of one CPU; one of the torch engine asks for a GPU where the cluster has any, and has a process to itself.
+The sweep's own code goes with the job, its dependencies have to be installed on every node. Files that a cell names (trace,
+profile) are sent, once each; the run folder comes back with the result. So no file system need be shared. A model folder is
+not sent. A worker that dies has its cell tried again, RETRIES times; then the cell is recorded as failed.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class RayWorkers:
         self.cpus, self.gpus = int(found.get("CPU", 0)), int(found.get("GPU", 0))
         self.nodes = sum(1 for node in ray.nodes() if node.get("Alive"))
         self._task = ray.remote(max_retries=RETRIES, num_cpus=1)(run_on_node)
+        # A process keeps the card that it first used, and the memory it took there, whatever Ray assigns to it next. So such
+        # a cell ends its process; asked for by `.options(num_gpus=1)` of the task above, it would not.
+        self._on_card = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=1, max_calls=1)(run_on_node)
 
     @property
     def slots(self) -> int:
@@ -87,8 +90,8 @@ class RayWorkers:
     def submit(self, cell: Cell) -> Future[Result]:
         files = {name: self._sent(place_of(name, str(cell.settings[name]))) for name in SENT if name in cell.settings}
         files = {name: sent for name, sent in files.items() if sent is not None}
-        options = {"num_gpus": 1} if needs_device(cell) and self.gpus else {}
-        ref = self._task.options(**options).remote(dict(cell.settings), list(files), *files.values())
+        task = self._on_card if needs_device(cell) and self.gpus else self._task
+        ref = task.remote(dict(cell.settings), list(files), *files.values())
         done: Future[Result] = Future()
         self._refs[done] = ref
         ref.future().add_done_callback(lambda answer: self._ended(cell, done, answer))

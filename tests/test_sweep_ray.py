@@ -6,6 +6,7 @@ Skipped where Ray is not installed (`pip install 'benchctl[ray]'`); only the ref
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from benchctl import sweep_ray
 from benchctl.sweep import Store, sweep
 from benchctl.sweep_ray import RayWorkers, packed, unpack
 from benchctl.sweep_spec import Cell, make_cell
@@ -101,21 +103,57 @@ def test_a_cluster_of_two_nodes_gives_what_processes_give(cluster: Any, tmp_path
         assert manifests[1]["trace"]["path"] == str(trace)
 
 
+@pytest.fixture
+def cards() -> Iterator[Any]:
+    """One node that calls two things GPUs, and has CPUs for four cells at a time."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=node)
+    yield made
+    made.shutdown()
+
+
 @needs_ray
-def test_cells_of_the_torch_engine_ask_for_a_gpu(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = RayWorkers(cluster.address, tmp_path)
-    asked = []
-    real = workers._task.options
-    monkeypatch.setattr(workers._task, "options", lambda **options: (asked.append(options), real())[1])
-    trace = write_trace(tmp_path / "t.jsonl", rows((0.0, 20, 5)))
-    try:
-        futures = [workers.submit(make_cell({"trace": str(trace), "scheduler": "vllm", "engine": engine, "dtype": "none"}))
-                   for engine in ("torch", "null")]  # fmt: skip
-        for future in futures:
-            future.result(120)
-    finally:
-        workers.close(now=False)
-    assert workers.gpus == 1 and asked == [{"num_gpus": 1}, {}]
+def test_each_cell_of_the_torch_engine_has_a_gpu_of_its_own_and_a_process_of_its_own(
+    cards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real cells of the tiny model; the GPUs are Ray's bookkeeping, so this runs without one."""
+    trace = write_trace(tmp_path / "t.jsonl", rows(*((i * 0.01, 20, 5) for i in range(4))))
+    (tmp_path / "seen").mkdir()
+    replayed, folder = sweep_ray.run_on_node, str(tmp_path / "seen")
+
+    def watched(settings: dict[str, Any], names: list[str], *files: bytes) -> Any:
+        import ray
+
+        assigned, began = ray.get_runtime_context().get_accelerator_ids()["GPU"], time.time()
+        answer = replayed(settings, names, *files)
+        seen = {"engine": settings["engine"], "pid": os.getpid(), "assigned": assigned, "began": began, "ended": time.time(),
+                "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}  # fmt: skip
+        (Path(folder) / f"{settings['engine']}-{settings['max-num-seqs']}.json").write_text(json.dumps(seen))
+        return answer
+
+    monkeypatch.setattr(sweep_ray, "run_on_node", watched)
+    wanted = [*cells(trace, 5, engine="torch", model="tiny"), *cells(trace, 2)]
+    workers = RayWorkers(cards.address, tmp_path / "o")
+    assert (workers.cpus, workers.gpus) == (4, 2)
+    results = run(workers, wanted, tmp_path / "o")
+    assert [result["status"] for result in results] == ["complete"] * 7, results
+    found = [json.loads(file.read_text()) for file in sorted((tmp_path / "seen").iterdir())]
+    on_card = [seen for seen in found if seen["engine"] == "torch"]
+    assert len(on_card) == 5 and len(found) == 7
+    # Exactly one each, and that one is what CUDA will show.
+    assert all(len(seen["assigned"]) == 1 and seen["visible"] == seen["assigned"][0] for seen in on_card), on_card
+    assert {seen["visible"] for seen in on_card} == {"0", "1"}
+    assert not any(seen["assigned"] for seen in found if seen["engine"] == "null")
+    # A process keeps the card that it first used, and its memory: the next cell needs another process.
+    assert len({seen["pid"] for seen in on_card}) == 5, on_card
+    at_a_time = [sum(one["began"] <= seen["began"] < one["ended"] for one in on_card) for seen in on_card]
+    assert max(at_a_time) == 2, on_card
+    # Never two on one card.
+    for card in ("0", "1"):
+        spans = sorted((seen["began"], seen["ended"]) for seen in on_card if seen["visible"] == card)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans)), spans
 
 
 @needs_ray
