@@ -88,7 +88,7 @@ def build_command(options: ReplayOptions) -> Command:
     if earlier:
         options = as_recorded(options, earlier, notes)
     engine = choose_engine(options, trace)
-    notes += engine.notes + without_effect(options, engine)
+    notes += engine.notes + without_effect(options, engine, trace)
     clock = options.clock or ("virtual" if engine.kind in ("null", "simulated") else "wall")
     kinds = [str(run.manifest.get("arrivals")) for run in earlier.values()]  # the same in all
     kind = kinds[0] if kinds else check_arrivals(trace, options, clock)
@@ -161,13 +161,17 @@ def check_together(options: ReplayOptions) -> None:
                 raise BenchctlError(f"{name} changes arrivals, which --clock recorded repeats", fix="leave it out")
 
 
-def without_effect(options: ReplayOptions, engine: EngineChoice) -> list[str]:
+def without_effect(options: ReplayOptions, engine: EngineChoice, trace: Trace) -> list[str]:
     """Flags of a model or a card that were given where there is none: allowed, so that a command can be carried over, and said."""
     of_model = {
+        # Of texts the model's folder has the tokenizer; a profile's model is held against the one that is named.
+        "--model": options.model is not None and engine.profile is None and not trace.has_text,
         "--dtype": options.dtype is not None,
         "--load-format": options.load_format != "auto",
         "--attention-backend": options.attention_backend != "auto",
         "--enforce-eager": options.enforce_eager,
+        "--temperature": options.temperature != 0.0,
+        "--overlap": bool(options.overlap) and engine.profile is None,
     }
     given = [name for name, is_given in of_model.items() if is_given and engine.model is None]
     if options.gpu_memory_utilization is not None and (engine.model is None or engine.model.device.type != "cuda"):

@@ -29,6 +29,8 @@ MAX_SEED = 2**63 - 1
 MAX_SCALE = 1e12  # of --time-scale, and of 1 / --speedup
 MIN_RATE = 1e-9  # requests a second
 MIN_BURSTINESS = 1e-6
+# Of --round-cost: seconds a round, a fed token, a token of context. Far beyond any device; a run's clock holds their sums.
+MAX_ROUND_COST = (1e4, 1.0, 1e-3)
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -196,6 +198,11 @@ def _round_cost(text: str | None, engine: str) -> tuple[float, float, float] | N
         a, b, c = (float(word) for word in text.split(","))
     except ValueError:
         raise BenchctlError(f"--round-cost is {text!r}", fix="three numbers of seconds: 5e-3,20e-6,2e-9") from None
+    if any(cost > most for cost, most in zip((a, b, c), MAX_ROUND_COST, strict=True)):
+        most = "at most {:g} s a round, {:g} a token, {:g} a token of context".format(*MAX_ROUND_COST)
+        raise BenchctlError(
+            f"--round-cost is {text!r}, far beyond any device", fix=f"{most}; 5e-3,20e-6,2e-9 is the default"
+        )
     return a, b, c
 
 

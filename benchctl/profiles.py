@@ -29,6 +29,15 @@ def find_profile(text: str) -> Path:
     if path.is_file():
         return path
     named = None if os.sep in text or path.suffix == ".json" else named_profiles().get(text)
+    if named is None and path.is_dir():
+        inside = sorted(entry for entry in path.glob("*.json") if entry.is_file())
+        raise BenchctlError(
+            f"{text} is a folder; a profile is one JSON file, or a name",
+            where="--profile",
+            fix=f"--profile {inside[0]}"
+            if inside
+            else f"{', '.join(named_profiles())}, or a file of benchctl calibrate",
+        )
     if named is None:
         raise BenchctlError(
             f"no profile {text!r}: no such file, and none of that name",

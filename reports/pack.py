@@ -69,6 +69,7 @@ def pack(runs: Sequence[Path], out: Path, split: int | None = None) -> list[Path
 
     Raises BenchctlError where the suffix is not known, the parts would be too many, or a place is no good.
     """
+    _check_suffix(out)
     names = run_names(runs)
     temporary = out.with_name(f".{out.name}.tmp")
     try:
@@ -131,16 +132,45 @@ def _sums_of(out: Path) -> Path:
 
 
 def _zstd() -> Any:
+    """The module, or None: this Python has none."""
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # Python 3.14
     except ImportError:
         try:
             from backports import zstd  # type: ignore[import-not-found, no-redef, unused-ignore]
         except ImportError:
-            raise BenchctlError(
-                "this Python has no Zstandard", fix="use .tar.gz or .tar.xz, Python 3.14, or pip install backports.zstd"
-            ) from None
+            return None
     return zstd
+
+
+ZSTD_NEEDS = "Python 3.14, or pip install backports.zstd"
+
+
+def _zstd_reader(raw: Any) -> Any:
+    if (zstd := _zstd()) is None:
+        raise BenchctlError("the pack is compressed with Zstandard, which this Python has not", fix=ZSTD_NEEDS)
+    return zstd.ZstdFile(raw)
+
+
+def writable() -> list[str]:
+    """Suffixes of packs that this Python can write."""
+    return [suffix for suffix in SUFFIXES if suffix != ".tar.zst" or _zstd() is not None]
+
+
+def _check_suffix(out: Path) -> None:
+    """Raises BenchctlError where the name does not say how to compress, or says what this Python cannot."""
+    others = ", ".join(suffix for suffix in writable() if suffix != ".tar.gz")
+    if not out.name.endswith(SUFFIXES):
+        raise BenchctlError(
+            f"{out.name} does not say how to compress", where="--out", fix=f"let it end in .tar.gz, or {others}"
+        )
+    if not out.name.endswith(tuple(writable())):
+        instead = out.with_name(out.name.removesuffix(".tar.zst"))
+        raise BenchctlError(
+            f"{out.name}: this Python has no Zstandard",
+            where="--out",
+            fix=f"-o {instead}.tar.gz, or {others}; .tar.zst needs {ZSTD_NEEDS}",
+        )
 
 
 @contextmanager
@@ -154,12 +184,8 @@ def _compressor(out: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
     elif out.name.endswith(".tar.zst"):
         with _zstd().ZstdFile(raw, "wb") as stream:
             yield stream
-    elif out.name.endswith(".tar"):
-        yield raw
     else:
-        raise BenchctlError(
-            f"{out.name} does not say how to compress", where="--out", fix=f"let it end in one of {', '.join(SUFFIXES)}"
-        )
+        yield raw
 
 
 # -- reading
@@ -260,7 +286,7 @@ class _Joined(io.RawIOBase):
 MAGIC: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
     (b"\x1f\x8b", lambda raw: gzip.GzipFile(fileobj=raw)),
     (b"\xfd7zXZ\x00", lzma.LZMAFile),
-    (b"\x28\xb5\x2f\xfd", lambda raw: _zstd().ZstdFile(raw)),
+    (b"\x28\xb5\x2f\xfd", _zstd_reader),
 )
 
 

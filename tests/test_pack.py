@@ -236,6 +236,23 @@ def test_mistakes_are_said_in_a_few_lines(pair: Path, argv: list[str], said: str
     assert len(done.stderr.splitlines()) <= 3
 
 
+def test_a_suffix_that_this_python_cannot_write_is_refused_with_those_it_can(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "_zstd", lambda: None)
+    with pytest.raises(BenchctlError) as refused:
+        pack.pack(find_runs(pair), tmp_path / "sub" / "x.tar.zst")
+    assert refused.value.what == "x.tar.zst: this Python has no Zstandard" and refused.value.where == "--out"
+    assert str(refused.value.fix).startswith(f"-o {tmp_path}/sub/x.tar.gz, or .tgz, .tar.xz, .tar; .tar.zst needs")
+    with pytest.raises(BenchctlError) as refused:
+        pack.pack(find_runs(pair), tmp_path / "x.zip")
+    assert refused.value.fix == "let it end in .tar.gz, or .tgz, .tar.xz, .tar"
+    assert list(tmp_path.iterdir()) == []
+    # Where there is Zstandard it is one of them.
+    monkeypatch.setattr(pack, "_zstd", lambda: object())
+    assert ".tar.zst" in pack.writable()
+
+
 def test_sizes_are_read_as_people_write_them() -> None:
     told = {"15MiB": 15 * 2**20, "15M": 15 * 2**20, "15MB": 15 * 10**6, "1.5 kib": 1536, "2000": 2000, "1G": 2**30}
     assert {text: size(text, "--split") for text in told} == told

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from benchctl.app import as_typed
+from benchctl.build import without_effect
+from benchctl.engine_choice import EngineChoice
 from reports.run import open_run
 from tests.command_line import call, rows, write_trace
 from traces.errors import BenchctlError
+from traces.load import open_trace
 
 NULL = ("--engine", "null", "--no-report")
 SPF = "examples.shortest_prompt_first:ShortestPromptFirst"
@@ -113,6 +116,24 @@ def test_flags_without_effect_are_said(trace: Path, tmp_path: Path, capfd: pytes
     said = "--gpu-memory-utilization, --dtype: without effect, the null engine has no model and no card here"
     assert answer.code == 0 and said in answer.err
     assert said in open_run(tmp_path / "o" / "nano").manifest["notes"]
+
+
+def test_a_model_without_effect_is_said_and_one_whose_tokenizer_is_used_is_not(
+    trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = call(
+        capfd, "replay", trace, *NULL, "--model", "zz", "--temperature", 0.5, "--overlap", "--out", tmp_path / "o"
+    )
+    said = "--model, --temperature, --overlap: without effect, the null engine has no model and no card here"
+    assert answer.code == 0 and said in answer.err
+    assert said in open_run(tmp_path / "o" / "nano").manifest["notes"]
+    answer = call(capfd, "replay", trace, *NULL, "--no-overlap", "--out", tmp_path / "p")
+    assert "without effect" not in answer.err
+    from benchctl.commands_shrink import replay_options_of
+
+    text = write_trace(tmp_path / "text.jsonl", [{"arrival_s": 0, "prompt": "hello", "output_length": 2}])
+    options = replay_options_of(str(text), ["--model", "folder"])
+    assert without_effect(options, EngineChoice("null", "asked for"), open_trace(str(text))) == []
 
 
 def test_a_refusal_names_the_flag_that_was_typed() -> None:
