@@ -202,7 +202,7 @@ def host_times(runs: Sequence[Measured]) -> HostTimes:
 
 
 def issue_of(model: ModelShape, graphs: Graphs, rates: Rates, runs: Sequence[Measured]) -> float:
-    """Host seconds of launching a round's kernels one by one: those of the shortest round that is somewhat too long for a graph.
+    """Host seconds of launching a round's kernels one by one: the median over rounds that are somewhat too long for a graph.
 
     The device's time of a round begins before its first kernel is launched, so it is no shorter than the launches; where it is
     far more than the products need, they are what it waited for. 0 without such a round.
@@ -213,8 +213,9 @@ def issue_of(model: ModelShape, graphs: Graphs, rates: Rates, runs: Sequence[Mea
         least = products(model, f.padded_tokens, f.padded_seqs, rates.bytes_per_s, rates.flops_per_s)
         limit = graphs.prefill[-1]
         beyond = (f.num_tokens > limit) & (f.num_tokens < 2 * limit) & np.asarray(f.has_prefill)
-        found += seconds[beyond & (seconds > HOST_BOUND * least)].tolist()
-    return min(found, default=0.0)
+        here = seconds[beyond & (seconds > HOST_BOUND * least)].tolist()
+        found += here[1:] or here  # the first of a run also waits for what it is the first to need
+    return float(np.median(found)) if found else 0.0
 
 
 def heat_of(model: ModelShape, fit: Fit, f: Features) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@
 # OUT gets a MODEL.tar.gz a model, as soon as it is done, and log.txt. Ends within LIMIT seconds; the important ones come first.
 set -uo pipefail
 out=$(realpath "$1")
-limit=${LIMIT:-520} models=${MODELS:-qwen3-8b qwen3-0.6b} shorten=${SHORTEN:-}
+limit=${LIMIT:-575} models=${MODELS:-qwen3-8b qwen3-0.6b llama-3.1-8b} shorten=${SHORTEN:-}
 export PYTHONUNBUFFERED=1 PYTHONPATH=.:benchmarks${PYTHONPATH:+:$PYTHONPATH}
 work=$(mktemp -d) began=$SECONDS
 exec > >(tee "$out/log.txt") 2>&1
@@ -14,10 +14,13 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.limit --format=csv,no
 python3 benchmarks/workloads.py "$work/w"
 python3 -m traces.synthetic --full --out "$work/w" >/dev/null
 cp traces/long-prompts.jsonl "$work/w/"
-count=$(wc -w <<<"$models")
+# About the seconds that a model's list takes: what is left is shared out by them.
+need() { case $1 in *0.6b*) echo 180 ;; llama*) echo 130 ;; *) echo 245 ;; esac }
+needed=0
+for model in $models; do needed=$((needed + $(need "$model"))); done
 for model in $models; do
   left=$((limit - 12 - (SECONDS - began)))
-  share=$((left / count)) count=$((count - 1))
+  share=$((left * $(need "$model") / needed)) needed=$((needed - $(need "$model")))
   ((share < 30)) && { echo "$model: no time left" && continue; }
   mkdir -p "$work/$model"
   flags="--model $model --max-model-len ${MAX_MODEL_LEN:-40960} --scheduler vllm --scheduler nano --records compact --no-report --json ${REPLAY:-} $shorten"
@@ -27,10 +30,10 @@ for model in $models; do
   full() { echo "replay $work/w/sharegpt-full.jsonl $flags --speedup 20 ${1:-} --out $work/$model/runs/sharegpt-full"; }
   # At the temperature of docs/performance.md, which takes its whole runs from here.
   offline() { echo "replay $work/w/offline.jsonl $flags --temperature 0.6 --out $work/$model/runs/offline"; }
-  if [[ $model == *0.6b* ]]; then
-    { full "--num-prompts 600"; w4 50; offline; w4 20; long; w4 10 "--num-prompts 150"; } >"$work/list"
+  if [[ $model == llama* ]]; then
+    { w4 50; w4 20; offline; } >"$work/list"
   else
-    { w4 20 "--temperature 0.6"; offline; w4 50; long; w4 10 "--num-prompts 150"; } >"$work/list"
+    { full "--num-prompts 600"; w4 50; long; w4 20 "$([[ $model == *8b* ]] && echo "--temperature 0.6")"; offline; w4 10 "--num-prompts 150"; } >"$work/list"
   fi
   echo "== $model: ${share} s of ${left} s"
   timeout -s INT -k 8 "$share" python3 benchmarks/commands.py --seconds $((share - 25)) "$work/list" >"$work/$model/out.json" || echo "$model: exit $?"

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from benchctl.calibrate import issue_of
+from benchctl.calibrate_fit import Rates
 from benchctl.calibrate_grid import GridLimits, chunks, decodes, design
 from benchctl.calibrate_points import Point, Points, load_points, measured_points, save_points
+from benchctl.calibrate_rounds import shape_of
 from benchctl.profiles import load_profile
+from engines.model.config import PRESETS
 from engines.simulated.features import graph_sizes
+from engines.simulated.profile import Graphs
 from tests.command_line import call, rows, write_trace
 from traces.errors import BenchctlError
 
@@ -155,3 +162,22 @@ def test_mistakes_are_one_clear_line(capfd: pytest.CaptureFixture[str], tmp_path
     answer = call(capfd, *[word.format(w=tmp_path) for word in argv.split()])
     assert answer.code == 2, (answer.out, answer.err)
     assert says in answer.err and "Traceback" not in answer.err
+
+
+def test_what_launching_without_a_graph_takes_is_the_median_of_rounds_that_wait_for_it() -> None:
+    def run(*rounds: tuple[int, float]) -> Any:
+        """Of (tokens, device ms)."""
+        tokens = np.array([n for n, _ in rounds], dtype=np.float64)
+        features = SimpleNamespace(
+            padded_tokens=tokens, padded_seqs=np.ones(len(rounds)), num_tokens=tokens, has_prefill=tokens > 1
+        )
+        return SimpleNamespace(features=features, device_s=np.array([ms * 1e-3 for _, ms in rounds]))
+
+    model, graphs = shape_of("qwen3-0.6b", PRESETS["qwen3-0.6b"], 2), graph_sizes(256, 8192)
+    rates = Rates(4.26e12, 795e12)
+    slow = (2700, 30.0)  # the first of its run: left out where there are others
+    found = [run(slow, (3000, 13.0), (3100, 15.0), (500, 2.0), (16_000, 40.0)), run(slow, (2800, 14.0), (2900, 3.2))]
+    assert issue_of(model, graphs, rates, found) == pytest.approx(14e-3)
+    assert issue_of(model, graphs, rates, [run(slow)]) == pytest.approx(30e-3)
+    assert issue_of(model, graphs, rates, [run((2900, 3.2))]) == 0  # the device was busy for all of it
+    assert issue_of(model, Graphs(), rates, found) == 0
