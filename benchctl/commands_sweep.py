@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from benchctl.sweep_workers import Result, Workers
 
 CELLS, WHERE, JUDGE, OUTPUT = "Cells", "Where they run", "Judging", "Output"
+MAX_SEEDS = 12  # of --max-seeds, where it is not given
 ARRIVING = ("request-rate", "time-scale", "speedup", "seed")  # set by the search itself
 
 
@@ -77,9 +78,9 @@ def sweep(
         int, opt("--seeds", panel=JUDGE, help="With --find-rate: seeds of arrivals of a rate, at first. Default 3.")
     ] = 3,
     max_seeds: Annotated[
-        int,
+        int | None,
         opt("--max-seeds", panel=JUDGE, help="With --find-rate: seeds at most, where fewer do not decide. Default 12."),
-    ] = 12,
+    ] = None,
     start_rate: Annotated[
         float | None,
         opt("--start-rate", panel=JUDGE, help="With --find-rate: the first rate tried. Default: the trace's own."),
@@ -108,6 +109,11 @@ def check(given: Mapping[str, Any]) -> None:
     for name, least in leasts.items():
         if given[name] is not None and given[name] < least:
             raise BenchctlError(f"--{name.replace('_', '-')} is {given[name]}", fix=f"give {least} or more")
+    if given["max_seeds"] is not None and given["max_seeds"] < given["seeds"]:
+        raise BenchctlError(
+            f"--seeds {given['seeds']} of a rate at first, and --max-seeds {given['max_seeds']} at most",
+            fix=f"--max-seeds {given['seeds']} or more",
+        )
     if not 0 < given["attainment"] <= 1:
         raise BenchctlError(f"--attainment is {given['attainment']:g}", fix="a share such as 0.99")
     if not 0 < given["precision"] < 1:
@@ -126,7 +132,7 @@ def check(given: Mapping[str, Any]) -> None:
     if given["ray"] is not None and given["workers"] is not None:
         raise BenchctlError("--workers is for this machine, and --ray is another place", fix="give one")
     if not given["find_rate"]:
-        searching: dict[str, Any] = {"precision": 0.02, "seeds": 3, "max_seeds": 12, "start_rate": None}
+        searching: dict[str, Any] = {"precision": 0.02, "seeds": 3, "max_seeds": None, "start_rate": None}
         for name, default in searching.items():
             if given[name] != default:
                 raise BenchctlError(f"--{name.replace('_', '-')} is a setting of --find-rate", fix="add --find-rate")
@@ -161,7 +167,7 @@ def run_sweep(given: dict[str, Any]) -> int:
         now = False
     finally:
         pool.close(now=now)
-    frame = table(cells, results)
+    frame = table(cells, results, searched=given["find_rate"])
     path = write_table(frame, store.out)
     page = write_page(given, frame, setting_names(cells), results, store, float(wanted)) if given["report"] else None
     if given["as_json"]:
@@ -226,11 +232,11 @@ def search_all(
     pool: Workers,
 ) -> tuple[list[Cell], list[Result]]:
     """Search every cell; a row each, and DIR/probes.parquet with what was tried."""
-    from benchctl.find_rate import Aim, find_rates, row_of, short_text
+    from benchctl.find_rate import Aim, find_rates, row_of, short_text, unsure_text
     from benchctl.sweep_live import varied
 
     names = varied(cells)
-    aim = Aim(slo, wanted, given["precision"], given["seeds"], max(given["max_seeds"], given["seeds"]))
+    aim = Aim(slo, wanted, given["precision"], given["seeds"], given["max_seeds"] or max(MAX_SEEDS, given["seeds"]))
 
     def name_of(search: Search) -> str:
         return " ".join(f"{n}={search.base.settings[n]}" for n in names if n in search.base.settings)
@@ -241,8 +247,9 @@ def search_all(
 
     searches = find_rates(cells, aim, lambda cell: first_rate(cell, given["start_rate"]), store, pool, say)
     for search in searches:
-        if (warning := short_text(search)) is not None:
-            say(search, f"note: {warning}")
+        for warning in (short_text(search), unsure_text(search)):
+            if warning is not None:
+                say(search, f"note: {warning}")
     write_probes({name_of(search): search for search in searches}, store.out)
     return list(cells), [row_of(search) for search in searches]
 
@@ -344,7 +351,8 @@ def show(
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console = Console(highlight=False, soft_wrap=True, width=200)  # a file has no edge to wrap at
-    for sentence in answer(view):
+    said = answer(view)
+    for sentence in said:
         console.print(Text(sentence))
     console.print()
     rows = frame.filter(frame["status"] != "failed").sort(first[0], descending=True, nulls_last=True)
@@ -355,29 +363,32 @@ def show(
             for name in shown
         ]
         grid.add_row(*(Text(row[name] or "–") for name in varied), *numbers, *([best] if fronts else []))
-    if rows.height:
+    if rows.height and (varied or shown):
         console.print(grid)
     if rows.height > MAX_ROWS:
         console.print(Text(f"… and {rows.height - MAX_ROWS} more in sweep.parquet"))
     if fronts and rows.height:
         console.print(Text("best at: no cell gives more output tokens/s at a p99 TTFT, or ITL, that is no higher"))
-    for text in remarks(frame, varied, searched):
+    for text in remarks(frame, varied, searched, said):
         console.print(Text(text))
     for path in paths:
         console.print(Text(path))
 
 
-def remarks(frame: pl.DataFrame, varied: Sequence[str], searched: bool) -> list[str]:
-    """Why cells failed, and why the rate after a found one does; equal reasons once."""
+def remarks(frame: pl.DataFrame, varied: Sequence[str], searched: bool, said: Sequence[str] = ()) -> list[str]:
+    """Why cells failed, and why the rate after a found one does; equal reasons once, those of `said` sentences not again."""
     about: dict[tuple[str, str], list[str]] = {}
     for row in frame.iter_rows(named=True):
-        label = row["status"]
+        label, reason = row["status"], str(row["reason"])
+        if label == "complete" and not searched:
+            continue
         if label == "complete":
-            if not searched:
-                continue
-            label = "the next rate fails"
+            sure = row["rate_high"] is not None and row["rate_high"] <= (row["fails_at"] or 0.0)
+            label = "the next rate fails" + ("" if sure else " by the mean") if row["fails_at"] else "no bound above"
+        if label != "failed" and any(reason in sentence for sentence in said):
+            continue
         name = " ".join(f"{n}={row[n]}" for n in varied if row[n] is not None)
-        about.setdefault((label, str(row["reason"])), []).append(name)
+        about.setdefault((label, reason), []).append(name)
     out = []
     for (label, reason), cells in about.items():
         more = f" and {len(cells) - 1} more cells" if len(cells) > 1 else ""

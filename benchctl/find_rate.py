@@ -149,7 +149,7 @@ class Search:
             total = self.probes[-1].results[0]["judged"]["total"]
             if failing is None and (self._moves > MAX_DOUBLINGS or self.probes[-1].rate > total * 10):
                 self.end = (
-                    f"every rate tried holds, up to {self.probes[-1].rate:g}/s: the trace is too short to overload it"
+                    f"no rate tried fails, up to {self.probes[-1].rate:g}/s: the trace is too short to overload it"
                 )
                 return
             if holding is None and (why := self._hopeless()) is not None:
@@ -174,6 +174,12 @@ class Search:
         assert bounds is not None
         _, low, high = bounds
         rates = sorted(probe.rate for probe in self.probes)
+        # Where no rate is clear on a side yet: farther out, so that the error bar ends.
+        for side, missing, wanted in ((0, low == 0, rates[0] / 2), (1, math.isinf(high), rates[-1] * 2)):
+            if missing and self._tightened[side] < MAX_TIGHTENED:
+                self._tightened[side] += 1
+                self._rate = round_rate(wanted)
+                return
         # Between a clear rate and the next one that was tried towards the middle.
         sides = [
             (low, min((r for r in rates if r > low), default=low)),
@@ -204,6 +210,11 @@ class Search:
         return None
 
     # -- what came out
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no probe could be told from the wanted share: nothing is known of any rate."""
+        return all(probe.verdict(self.aim) == "open" for probe in self.probes if probe.results)
 
     def bounds(self) -> tuple[float, float, float] | None:
         """(rate, low, high): the highest rate that holds; below `low` and above `high` every interval is clear."""
@@ -272,10 +283,49 @@ def waits(probe: Probe) -> Counter[str]:
     return stops
 
 
+def needed_requests(attainment: float) -> int | None:
+    """Requests of which all within the SLOs prove that share, by Wilson's interval. None: no number does."""
+    return None if attainment >= 1 else math.ceil(attainment * Z * Z / (1 - attainment))
+
+
+def more_text(search: Search) -> str:
+    """What would let a probe be told: more requests, where all of them within the SLOs prove too little, else a narrower interval."""
+    aim, most = search.aim, max(search.probes, key=lambda probe: len(probe.results))
+    needed, seeds = needed_requests(aim.attainment), len(most.results)
+    total = sum(result["judged"]["total"] for result in most.results)
+    if needed is None:
+        return "no number of requests proves all of them; ask for less, --attainment 0.99"
+    if total >= needed:
+        return "a longer trace or more --max-seeds narrow the interval"
+    each = math.ceil(total / seeds)
+    return (
+        f"{total} requests ({each} with {seeds} seeds), all of them within the SLOs, prove {wilson(total, total)[0]:.1%}; "
+        f"{100 * aim.attainment:.4g}% takes {needed}: a trace of {math.ceil(needed / aim.max_seeds)} or more, or --max-seeds {math.ceil(needed / each)}"
+    )
+
+
+def open_text(search: Search) -> str:
+    """Why nothing could be decided, and what would help."""
+    rates = [probe.rate for probe in search.probes if probe.results]
+    tried = f"{min(rates):g}/s" if min(rates) == max(rates) else f"{min(rates):g} to {max(rates):g}/s"
+    return (
+        f"nothing could be decided: at no rate tried, {tried}, can the share of requests within the SLOs be told from "
+        f"{100 * search.aim.attainment:.4g}%; {more_text(search)}"
+    )
+
+
+def unsure_text(search: Search) -> str | None:
+    """A note where a rate was found, and none is sure to hold."""
+    bounds = search.bounds()
+    if bounds is None or search.is_open or bounds[1] > 0:
+        return None
+    return f"no rate tried is sure to hold; {more_text(search)}"
+
+
 def short_text(search: Search) -> str | None:
     """A warning where all arrivals are over before a steady state could be."""
     probe = search.holding
-    if probe is None or not probe.results:
+    if probe is None or not probe.results or search.is_open:
         return None
     first = probe.results[0]
     spent, total = first["figures"].get("p50_e2el_ms"), first["judged"]["total"]
@@ -342,6 +392,8 @@ def row_of(search: Search) -> Result:
     bounds, holding, failing = search.bounds(), search.holding, search.failing
     if search.error is not None:
         return {"status": "failed", "reason": search.error, "figures": {}}
+    if search.is_open:
+        return {"status": "incomplete", "reason": open_text(search), "figures": {}}
     if bounds is None or holding is None:
         why = why_text(failing, search.aim) if failing else ""
         return {"status": "incomplete", "reason": f"{search.end}; {why}", "figures": {}}

@@ -138,15 +138,16 @@ def setting_names(cells: Sequence[Cell]) -> list[str]:
     return sorted(names, key=lambda name: name != "scheduler")
 
 
-def table(cells: Sequence[Cell], results: Sequence[Result]) -> pl.DataFrame:
+def table(cells: Sequence[Cell], results: Sequence[Result], *, searched: bool = False) -> pl.DataFrame:
     """A row for each cell: its settings (as text), status, reason, figures, whether it stands on a front, its run folder.
 
     `front_ttft`, `front_itl`: no complete cell has more output tokens a second at a p99 that is no higher. `error`: the
     stated error of the profile of a simulated cell, `outside_share`: of its rounds beyond what the profile was fitted on.
+    `searched`: with the columns of RATE, which are null where no rate was found.
     """
     names = setting_names(cells)
-    searched = RATE if any("rate" in result for result in results) else ()
-    numbers = (*FIGURES, *JUDGED, *WORTH, *searched)
+    of_rate = RATE if searched else ()
+    numbers = (*FIGURES, *JUDGED, *WORTH, *of_rate)
     frame = pl.DataFrame(
         [
             {"cell": cell.key}
@@ -155,7 +156,7 @@ def table(cells: Sequence[Cell], results: Sequence[Result]) -> pl.DataFrame:
             | {name: as_float(result["figures"].get(name)) for name in FIGURES}
             | {name: as_float((result.get("judged") or {}).get(name)) for name in JUDGED}
             | {name: as_float((result.get("simulation") or {}).get(name)) for name in WORTH}
-            | {name: as_float((result.get("rate") or {}).get(name)) for name in searched}
+            | {name: as_float((result.get("rate") or {}).get(name)) for name in of_rate}
             | {"path": result.get("path")}
             for cell, result in zip(cells, results, strict=True)
         ],

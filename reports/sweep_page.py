@@ -270,7 +270,7 @@ def pick_row(view: SweepView, key: tuple[str | None, ...]) -> dict[str, Any]:
     bar = None
     if view.mode == "rate":
         low, high = setting.mean("rate_low"), setting.mean("rate_high")
-        bar = f"{number(low)} to {number(high) if high is not None else 'no bound'}"
+        bar = f"{number(low) if low else 'no bound'} to {number(high) if high is not None else 'no bound'}"
     elif setting.figures[view.objective][1] < setting.figures[view.objective][2]:
         bar = f"{number(setting.figures[view.objective][1])} to {number(setting.figures[view.objective][2])} over {setting.repeats} repeats"
     return {

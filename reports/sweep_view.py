@@ -152,7 +152,7 @@ def make_view(frame: pl.DataFrame, names: Sequence[str], slo: Mapping[str, float
         settings.append(
             Setting(place, {name: first[name] for name in axes}, status, reason, rows.height, spans, by_repeat)
         )
-    mode = "rate" if "rate" in figures else "slo" if slo and "attainment" in figures else "front"
+    mode = "rate" if "rate" in frame.columns else "slo" if slo and "attainment" in figures else "front"
     view = SweepView(
         mode, dict(slo), attainment,
         tuple(name for name in varied if name not in WORKLOAD),
@@ -183,13 +183,10 @@ def best_of(view: SweepView, settings: Sequence[Setting]) -> Pick | None:
         meeting = [s for s in known if (s.mean("attainment") or 0.0) >= view.attainment]
     meets, pool = bool(meeting), meeting or known
     top = max(pool, key=lambda s: s.figures[name][0])
-    if view.mode == "rate":
-        floor = (top.figures["rate_low"] if "rate_low" in top.figures else top.figures[name])[0]
-        tied = [s for s in pool if s.figures.get("rate_high", (math.inf,))[0] > floor and s.figures[name][0] >= 0]
-        chosen = top
-    else:
-        tied = [s for s in pool if as_good(s, top, name)]
-        chosen = max(tied, key=lambda s: (room(view, s), s.figures[name][0], -s.place)) if meets else top
+    tied = [s for s in pool if as_good(view, s, top)]
+    chosen = top
+    if view.mode != "rate" and meets:
+        chosen = max(tied, key=lambda s: (room(view, s), s.figures[name][0], -s.place))
     others = [s for s in pool if s not in tied]
     return Pick(
         chosen,
@@ -200,8 +197,14 @@ def best_of(view: SweepView, settings: Sequence[Setting]) -> Pick | None:
     )
 
 
-def as_good(setting: Setting, top: Setting, name: str) -> bool:
-    """Within TIE of the top, or ahead of it in some repeat. Repeats are held against each other seed by seed."""
+def as_good(view: SweepView, setting: Setting, top: Setting) -> bool:
+    """Whether the two cannot be told apart: error bars of rates that overlap; else within TIE of the top, or ahead of it in
+    some repeat. Repeats are held against each other seed by seed."""
+    name = view.objective
+    if view.mode == "rate":
+        floor = top.mean("rate_low")
+        high = setting.mean("rate_high")
+        return high is None or high > (top.figures[name][0] if floor is None else floor)
     if setting.figures[name][0] >= top.figures[name][0] * (1 - TIE):
         return True
     mine, others = setting.by_repeat[name], top.by_repeat[name]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from reports.sweep_view import OBJECTIVES, TIE, Margin, Pick, Setting, SweepView, in_order
+from reports.sweep_view import OBJECTIVES, TIE, Margin, Pick, Setting, SweepView, as_good, in_order
 from reports.terminal import METRIC_NAMES, number, share
 
 MATTERS = 0.01  # an axis whose other values cost less than this does not matter
@@ -13,6 +14,8 @@ MATTERS = 0.01  # an axis whose other values cost less than this does not matter
 
 def answer(view: SweepView) -> list[str]:
     """Which setting should I use? A few sentences, the answer first."""
+    if not view.picks and view.mode == "rate":
+        return no_rate(view)
     if not view.picks:
         return ["No cell came to its end, so there is nothing to recommend.", *failures(view)]
     sentences: list[str] = []
@@ -40,13 +43,10 @@ def headline(view: SweepView, pick: Pick) -> str:
     """The pick of a workload in one sentence."""
     setting, name = pick.setting, view.name_of(pick.setting)
     if view.mode == "rate":
-        high = setting.mean("rate_high")
-        rate, low = setting.figures["rate"][0], setting.mean("rate_low") or 0.0
-        bar = f"+{high - rate:.3g}" if high is not None else "no bound above"
-        return (
-            f"Use {name}: it sustains {number(rate)} requests/s ({bar}, −{rate - low:.3g}) with {100 * view.attainment:.4g}% of the "
-            f"requests within {slo_text(view)}."
-        )
+        which = f"{name}, or one that cannot be told from it" if pick.tied else name
+        sure = (setting.mean("rate_low") or 0.0) >= setting.figures["rate"][0]
+        how = "it sustains" if sure else "by the mean of its seeds it sustains"
+        return f"Use {which}: {how} {rate_text(setting)} with {100 * view.attainment:.4g}% of the requests within {slo_text(view)}."
     if view.mode == "slo":
         attained, goodput = setting.mean("attainment"), setting.mean("request_goodput")
         head = f"Use {name}: {share(attained)} of the requests meet {slo_text(view)}, a goodput of {number(goodput)} requests/s."
@@ -62,26 +62,55 @@ def headline(view: SweepView, pick: Pick) -> str:
     )
 
 
+def rate_text(setting: Setting) -> str:
+    """`4.05 requests/s (+1.68, −0.926)`: up to the nearest rate that surely fails, and down to the nearest that surely holds."""
+    rate, low, high = setting.figures["rate"][0], setting.mean("rate_low") or 0.0, setting.mean("rate_high")
+    above = f"+{high - rate:.3g}" if high is not None else "none tried surely fails"
+    below = f"−{rate - low:.3g}" if low > 0 else "none tried surely holds"
+    return f"{number(rate)} requests/s ({above}, {below})"
+
+
+def next_rate_text(setting: Setting, at: float) -> str:
+    """Why the rate after the highest one fails, and whether that is sure."""
+    high = setting.mean("rate_high")
+    if high is not None and high <= at:
+        return f"At {number(at)} requests/s it fails: {setting.reason}."
+    surely = "no rate tried surely does" if high is None else f"surely only at {number(high)}"
+    return f"At {number(at)} requests/s it fails by the mean, {surely}: {setting.reason}."
+
+
+def no_rate(view: SweepView) -> list[str]:
+    """Where the search found no rate for any setting."""
+    reasons = dict.fromkeys(str(row["reason"]) for row in view.failed if row["status"] != "failed")
+    if len(reasons) != 1:
+        return ["No rate was found for any setting, so none is recommended.", *failures(view)]
+    reason = next(iter(reasons))
+    return [f"{reason[:1].upper()}{reason[1:]}. So no rate is recommended.", *failures(view)]
+
+
 def of_one(view: SweepView, pick: Pick) -> list[str]:
     """The pick, its margin, its rivals, what decides."""
     out = [headline(view, pick)]
-    if view.mode == "rate" and pick.setting.mean("fails_at") is not None:
-        out.append(f"At {number(pick.setting.mean('fails_at'))} requests/s it fails: {pick.setting.reason}.")
+    if view.mode == "rate" and (at := pick.setting.mean("fails_at")) is not None:
+        out.append(next_rate_text(pick.setting, at))
     if view.mode == "slo" and pick.tightest is not None:
         out.append(margin_text(view, pick.tightest))
     if view.mode == "front":
         out += trade(view, [s for s in view.settings if s.status == "complete"], pick.setting)
     label, unit = OBJECTIVES[view.mode][1:]
     if pick.tied and view.mode != "front":
-        within = "their error bars overlap" if view.mode == "rate" else f"within {TIE:.0%}"
-        if view.mode == "slo" and view.repeats > 1:
-            within += ", or ahead in a repeat"
-        chosen = "" if view.mode == "rate" else "; of them this one has the most to spare"
         count = len(pick.tied)
-        out.append(
-            f"{count} other setting{' is' if count == 1 else 's are'} as good in {label} ({within}){chosen}"
-            + (f": {view.name_of(pick.tied[0])}." if count == 1 else ".")
-        )
+        others = f"{count} other setting{'' if count == 1 else 's'}"
+        only = pick.tied[0]
+        if view.mode == "rate":
+            named = f": {view.name_of(only)}, {rate_text(only)}" if count == 1 else ""
+            out.append(f"{others} cannot be told from it in {label} (their error bars overlap){named}.")
+            out.append("A longer trace, or more --max-seeds, narrows the bars.")
+        else:
+            within = f"within {TIE:.0%}" + (", or ahead in a repeat" if view.mode == "slo" and view.repeats > 1 else "")
+            named = f": {view.name_of(only)}" if count == 1 else ""
+            verb = "is" if count == 1 else "are"
+            out.append(f"{others} {verb} as good in {label} ({within}); of them this one has the most to spare{named}.")
         if count > 1 and (common := shared_text(view, (pick.setting, *pick.tied))):
             out.append(f"All of them have {common}{how_many(view, (pick.setting, *pick.tied))}.")
     if pick.next is not None and view.mode != "front":
@@ -194,66 +223,87 @@ def balanced(settings: Sequence[Setting]) -> Setting:
 def for_all(view: SweepView) -> list[str]:
     """The one setting that loses least over all workloads."""
     name = view.objective
-    by_choice: dict[tuple[str | None, ...], dict[tuple[str | None, ...], float]] = {}
+    by_choice: dict[tuple[str | None, ...], dict[tuple[str | None, ...], tuple[float, Setting]]] = {}
     for setting in view.settings:
         key = view.workload_of(setting)
         if setting.status == "complete" and key in view.picks and name in setting.figures:
             best = view.picks[key].setting.figures[name][0]
             if best > 0:
                 choice = tuple(setting.values[axis] for axis in view.choices)
-                by_choice.setdefault(choice, {})[key] = setting.figures[name][0] / best
+                by_choice.setdefault(choice, {})[key] = setting.figures[name][0] / best, setting
     everywhere = {choice: shares for choice, shares in by_choice.items() if len(shares) == len(view.picks)}
     if not everywhere or not view.choices:
         return []
-    choice, shares = max(everywhere.items(), key=lambda item: min(item[1].values()))
-    worst = min(shares, key=shares.__getitem__)
+    choice, shares = max(everywhere.items(), key=lambda item: min(share for share, _ in item[1].values()))
+    worst = min(shares, key=lambda key: shares[key][0])
     named = ", ".join(f"{axis} {value}" for axis, value in zip(view.choices, choice, strict=True) if value is not None)
     label = OBJECTIVES[view.mode][1]
-    loss = max(1 - shares[worst], 0.0)
+    loss, at_worst = max(1 - shares[worst][0], 0.0), shares[worst][1]
     tail = (
         "nowhere worse than the best by more than 1%" if loss < TIE
         else f"at worst {loss:.0%} less {label} than the best, at {view.workload_name(worst)}"
     )  # fmt: skip
+    if loss >= TIE and as_good(view, at_worst, view.picks[worst].setting):
+        tail += ", which is within the error"
     return [f"One setting for all of them: {named}; {tail}."]
 
 
-def effects(view: SweepView) -> list[tuple[str, str, str, float]]:
-    """(axis, best value, worst value, loss): the best objective that the worst value of an axis still reaches, below the best.
+class Effect(NamedTuple):
+    """What an axis is worth: the best objective that its worst value still reaches, below that of its best one.
 
-    Over complete settings of a workload; of several workloads the largest loss. Largest first.
+    `sure`: the best settings of the two values can be told apart.
     """
+
+    axis: str
+    best: str
+    worst: str
+    loss: float
+    sure: bool
+
+
+def effects(view: SweepView) -> list[Effect]:
+    """Of each axis, over complete settings of a workload; of several workloads the largest loss that is sure. Largest first."""
     name, found = view.objective, []
     for axis in view.choices:
-        largest: tuple[str, str, float] | None = None
+        largest: Effect | None = None
         for key in view.picks:
-            best: dict[str, float] = {}
+            best: dict[str, Setting] = {}
             for setting in view.settings:
                 if setting.status == "complete" and name in setting.figures and view.workload_of(setting) == key:
                     value = setting.values[axis] or "not given"
-                    best[value] = max(best.get(value, -math.inf), setting.figures[name][0])
-            if len(best) > 1 and max(best.values()) > 0:
-                top, low = max(best, key=best.__getitem__), min(best, key=best.__getitem__)
-                loss = 1 - best[low] / best[top]
-                if loss == 0.0:
-                    top = low = "any"
-                if largest is None or loss > largest[2]:
-                    largest = top, low, loss
+                    if value not in best or setting.figures[name][0] > best[value].figures[name][0]:
+                        best[value] = setting
+            reached = {value: setting.figures[name][0] for value, setting in best.items()}
+            if len(reached) > 1 and max(reached.values()) > 0:
+                top, low = max(reached, key=reached.__getitem__), min(reached, key=reached.__getitem__)
+                loss = 1 - reached[low] / reached[top]
+                sure = loss > 0 and not as_good(view, best[low], best[top])
+                effect = Effect(axis, *((top, low) if loss > 0 else ("any", "any")), loss, sure)
+                if largest is None or (effect.sure, effect.loss) > (largest.sure, largest.loss):
+                    largest = effect
         if largest is not None:
-            found.append((axis, *largest))
-    return sorted(found, key=lambda effect: -effect[3])
+            found.append(largest)
+    return sorted(found, key=lambda effect: (-effect.sure, -effect.loss))
 
 
 def decides(view: SweepView) -> list[str]:
-    """Which axes the objective depends on, and which it does not."""
+    """Which axes the objective depends on, which it does not, and of which it is not known."""
     found = effects(view)
     if not found:
         return []
     label = OBJECTIVES[view.mode][1]
-    strong = [f"{axis} ({low} reaches {loss:.0%} less at best)" for axis, _, low, loss in found if loss >= MATTERS]
-    weak = [axis for axis, _, _, loss in found if loss < MATTERS]
+    strong = [f"{e.axis} ({e.worst} reaches {e.loss:.0%} less at best)" for e in found if e.sure and e.loss >= MATTERS]
+    unsure = [
+        f"{e.axis} ({e.worst} is {e.loss:.0%} below {e.best}, within the error)"
+        for e in found
+        if not e.sure and e.loss >= MATTERS
+    ]
+    weak = [e.axis for e in found if e.loss < MATTERS]
     out = []
     if strong:
         out.append(f"What decides {label}: {', '.join(strong[:4])}.")
+    if unsure:
+        out.append(f"Not decided is whether {label} depends on {', '.join(unsure[:4])}.")
     if weak:
         out.append(f"{', '.join(weak)} {'does' if len(weak) == 1 else 'do'} not move the best {label} by 1%.")
     return out
@@ -283,6 +333,6 @@ def failures(view: SweepView) -> list[str]:
             f"{failed} of {view.cells} cells failed and {'is' if failed == 1 else 'are'} left out; the reasons stand at the end."
         )
     if cut:
-        why = "no rate was found for them" if view.mode == "rate" else "requests were refused or left over"
-        out.append(f"{cut} of {view.cells} cells are incomplete ({why}) and not recommended.")
+        why = "no rate was found" if view.mode == "rate" else "requests were refused or left over"
+        out.append(f"{cut} of {view.cells} cells {'is' if cut == 1 else 'are'} incomplete ({why}) and not recommended.")
     return out

@@ -6,9 +6,22 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
-from benchctl.find_rate import GROWING, Aim, Probe, Search, find_rates, row_of, short_text, why_text, wilson
+from benchctl.find_rate import (
+    GROWING,
+    Aim,
+    Probe,
+    Search,
+    find_rates,
+    needed_requests,
+    row_of,
+    short_text,
+    unsure_text,
+    why_text,
+    wilson,
+)
 from benchctl.sweep import Store
 from benchctl.sweep_spec import Cell, make_cell
 from benchctl.sweep_workers import Result
@@ -126,6 +139,64 @@ def test_a_trace_too_short_to_overload_says_so() -> None:
     assert "longer trace" in (short_text(found) or "")
 
 
+def test_a_trace_of_three_requests_decides_nothing_and_is_told_how_many_would() -> None:
+    made = Made(1e9)
+    made.submit = lambda cell: done(result(3, 3))  # type: ignore[method-assign]
+    found = search(made)
+    row = row_of(found)
+    assert found.is_open and row["status"] == "incomplete" and "rate" not in row
+    # 3 requests with 12 seeds: Wilson's least is 36 / (36 + 1.96²) = 90.4 %; 99 % takes 0.99 · 1.96² / 0.01 = 380.3.
+    assert "nothing could be decided: at no rate tried, 5 to 40/s, can" in row["reason"]
+    assert "36 requests (3 with 12 seeds), all of them within the SLOs, prove 90.4%; 99% takes 381" in row["reason"]
+    assert "a trace of 32 or more, or --max-seeds 127" in row["reason"]
+    assert short_text(found) is None and unsure_text(found) is None
+
+
+def test_a_rate_that_few_requests_hold_by_the_mean_is_noted_as_unsure() -> None:
+    made = Made(1e9)
+    made.submit = lambda cell: done(result(3 if float(cell.settings["request-rate"]) <= 10 else 0, 3))  # type: ignore[method-assign]
+    found = search(made)
+    assert not found.is_open and found.bounds() is not None and (found.bounds() or (0, 1, 0))[1] == 0
+    assert (unsure_text(found) or "").startswith("no rate tried is sure to hold; 36 requests (3 with 12 seeds)")
+
+
+def test_as_many_requests_as_are_named_do_decide() -> None:
+    assert needed_requests(0.99) == 381 and needed_requests(1.0) is None
+    assert wilson(380, 380)[0] < 0.99 <= wilson(381, 381)[0]
+    made = Made(1e9)
+    made.submit = lambda cell: done(result(32, 32))  # type: ignore[method-assign]
+    found = search(made)
+    assert not found.is_open and row_of(found)["status"] == "complete"
+
+
+def test_enough_requests_that_still_decide_nothing_ask_for_a_narrower_interval() -> None:
+    made = Made(1e9)
+    # Seeds of 100 % and of 98 %: their mean is the wanted share, whatever the rate.
+    made.submit = lambda cell: done(result(1000 - 20 * (int(cell.settings["seed"]) % 2)))  # type: ignore[method-assign]
+    row = row_of(search(made))
+    assert row["status"] == "incomplete" and "a longer trace or more --max-seeds narrow the interval" in row["reason"]
+
+
+def test_all_of_the_requests_is_a_share_that_nothing_proves() -> None:
+    made = Made(1e9)
+    made.submit = lambda cell: done(result(1000))  # type: ignore[method-assign]
+    row = row_of(search(made, aim=Aim({"ttft": 200.0}, attainment=1.0)))
+    assert row["status"] == "incomplete" and "ask for less, --attainment 0.99" in row["reason"]
+
+
+def test_where_the_next_rate_fails_by_its_mean_alone_farther_ones_end_the_error_bar() -> None:
+    def answer(cell: Cell) -> Future[Result]:
+        rate, odd = float(cell.settings["request-rate"]), int(cell.settings["seed"]) % 2
+        return done(result(1000 if rate <= 10 else 500 if rate > 25 else 975 if odd else 1000))
+
+    made = Made(1e9)
+    made.submit = answer  # type: ignore[method-assign]
+    found = search(made)  # 5 and 10 hold, 20 fails by its mean; then between, and at last 40 and between
+    rate, low, high = found.bounds() or (0, 0, 0)
+    assert rate == low <= 10 and 25 < high <= 40
+    assert found.failing is not None and found.failing.verdict(AIM) == "open" and found.failing.rate < 20
+
+
 def test_a_probe_that_breaks_ends_its_search_with_the_reason() -> None:
     made = Made(10.0)
     made.submit = lambda cell: done({"status": "failed", "reason": "no such trace: x", "figures": {}})  # type: ignore[method-assign]
@@ -174,6 +245,27 @@ def test_the_rate_of_a_real_replay_is_near_what_its_seats_allow(
     assert json.loads(again.out) == json.loads(answer.out)
 
 
+def test_a_search_that_decides_nothing_claims_no_rate(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer = call(capfd, *flags(trace_of(tmp_path, 3), tmp_path / "o"))
+    assert answer.code == 1 and "sustains" not in answer.out
+    # 3 requests with 6 seeds: 18 / (18 + 1.96²).
+    assert answer.out.startswith("Nothing could be decided: at no rate tried") and "prove 82.4%" in answer.out
+    assert "a trace of 64 or more, or --max-seeds 127. So no rate is recommended." in answer.out
+    assert pl.read_parquet(tmp_path / "o" / "sweep.parquet")["rate"].to_list() == [None]
+    page = [*flags(trace_of(tmp_path, 3), tmp_path / "o")[:-1]]
+    call(capfd, *page)
+    assert "Nothing could be decided" in (tmp_path / "o" / "sweep.html").read_text()
+
+
+def test_more_seeds_at_first_than_the_default_at_most_raise_it(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = flags(trace_of(tmp_path, 3), tmp_path / "o")
+    at = words.index("--max-seeds")
+    answer = call(capfd, *words[:at], *words[at + 2 :], "--seeds", "13")
+    assert "13 seeds" in answer.err and "26 seeds" not in answer.err
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -181,6 +273,12 @@ def test_the_rate_of_a_real_replay_is_near_what_its_seats_allow(
         (["--find-rate", "--goodput", "ttft:9", "--set", "request-rate=3"], "request-rate is what --find-rate varies"),
         (["--precision", "0.1"], "--precision is a setting of --find-rate"),
         (["--find-rate", "--goodput", "ttft:9", "--seeds", "0"], "--seeds is 0"),
+        (
+            ["--find-rate", "--goodput", "ttft:9", "--seeds", "8", "--max-seeds", "2"],
+            "--seeds 8 of a rate at first, and --max-seeds 2 at most",
+        ),
+        (["--find-rate", "--goodput", "ttft:9", "--max-seeds", "2"], "--seeds 3 of a rate at first, and --max-seeds 2"),
+        (["--max-seeds", "12"], "--max-seeds is a setting of --find-rate"),
         (["--attainment", "1.5"], "--attainment is 1.5"),
     ],
 )

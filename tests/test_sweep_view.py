@@ -128,8 +128,8 @@ def test_workloads_have_a_best_each_and_one_setting_for_all() -> None:
 
 def test_what_decides_is_the_axis_whose_worst_value_costs_most() -> None:
     found = view(cell("nano", "64", 5.0), cell("nano", "256", 5.0), cell("vllm", "64", 10.0), cell("vllm", "256", 9.99))
-    assert [(axis, low, round(loss, 3)) for axis, _, low, loss in effects(found)] == [
-        ("scheduler", "nano", 0.5), ("max-num-seqs", "256", 0.001),
+    assert [(effect.axis, effect.worst, round(effect.loss, 3), effect.sure) for effect in effects(found)] == [
+        ("scheduler", "nano", 0.5, True), ("max-num-seqs", "256", 0.001, False),
     ]  # fmt: skip
     text = " ".join(answer(found))
     assert "What decides goodput: scheduler (nano reaches 50% less at best)" in text
@@ -152,10 +152,66 @@ def test_a_found_rate_is_told_with_its_bounds_and_why_the_next_fails() -> None:
     ]
     text = answer(view(*cells, rate=True))
     assert text[0].startswith(
-        "Use scheduler vllm: it sustains 20.00 requests/s (+0.5, −1) with 99% of the requests within"
+        "Use scheduler vllm: by the mean of its seeds it sustains 20.00 requests/s (+0.5, −1) with 99% of the requests within"
     )
-    assert text[1] == "At 20.40 requests/s it fails: 2 % miss ttft."
+    assert text[1] == "At 20.40 requests/s it fails by the mean, surely only at 20.50: 2 % miss ttft."
     assert any("scheduler nano" in sentence and "25% less" in sentence for sentence in text)
+
+
+def test_a_rate_whose_bounds_are_clear_is_told_without_a_doubt() -> None:
+    one = cell("vllm", "64", 10.0, rate=20.0, rate_low=20.0, rate_high=20.4, fails_at=20.4, reason="2 % miss ttft")
+    text = answer(view(one, rate=True))
+    assert text[0].startswith("Use the setting: it sustains 20.00 requests/s (+0.4, −0) with")
+    assert text[1] == "At 20.40 requests/s it fails: 2 % miss ttft."
+    beside = cell("nano", "64", 9.0, rate=15.0, rate_low=15.0, rate_high=15.3, fails_at=15.3, reason="y")
+    text = answer(view(one, beside, rate=True))
+    assert text[-1] == "What decides sustained rate: scheduler (nano reaches 25% less at best)."
+
+
+def test_rates_whose_error_bars_overlap_are_nowhere_told_apart() -> None:
+    """8 % apart by the mean, and each within the other's bar: no sentence may call one better, or say what decides."""
+    cells = [
+        cell("vllm", "64", 10.0, rate=4.05, rate_low=3.12, rate_high=5.72, fails_at=4.41, reason="1 % miss ttft"),
+        cell("nano", "64", 9.0, rate=3.71, rate_low=2.99, rate_high=5.25, fails_at=4.05, reason="y"),
+    ]
+    text = answer(view(*cells, rate=True))
+    assert text[0].startswith(
+        "Use scheduler vllm, or one that cannot be told from it: by the mean of its seeds it sustains 4.05"
+    )
+    assert (
+        "1 other setting cannot be told from it in sustained rate (their error bars overlap): scheduler nano, 3.71 requests/s (+1.54, −0.72)."
+        in text
+    )
+    assert "A longer trace, or more --max-seeds, narrows the bars." in text
+    assert (
+        "Not decided is whether sustained rate depends on scheduler (nano is 8% below vllm, within the error)." in text
+    )
+    assert not any("as good" in sentence or "What decides" in sentence or "less" in sentence for sentence in text)
+
+
+def test_a_rate_that_nothing_bounds_surely_says_so() -> None:
+    one = cell("vllm", "64", 10.0, rate=20.0, rate_low=0.0, fails_at=20.4, reason="x")
+    text = answer(view(one, rate=True))
+    assert "20.00 requests/s (none tried surely fails, none tried surely holds)" in text[0]
+    assert text[1] == "At 20.40 requests/s it fails by the mean, no rate tried surely does: x."
+
+
+def test_a_search_that_found_nothing_says_why_first_and_recommends_nothing() -> None:
+    lost = {"status": "incomplete", "reason": "nothing could be decided: too few"}
+    text = answer(view(cell("vllm", "64", 1.0, **lost), cell("nano", "64", 1.0, **lost), rate=True))
+    assert text == [
+        "Nothing could be decided: too few. So no rate is recommended.",
+        "2 of 2 cells are incomplete (no rate was found) and not recommended.",
+    ]
+
+
+def test_settings_ahead_in_one_repeat_are_as_good_and_so_nothing_is_said_to_decide() -> None:
+    names = ("scheduler", "max-num-seqs", "seed")
+    cells = [cell(who, "64", goodput, seed=seed) for who, seed, goodput in
+             (("vllm", "0", 10.0), ("vllm", "1", 10.0), ("nano", "0", 10.1), ("nano", "1", 8.0))]  # fmt: skip
+    text = " ".join(answer(view(*cells, names=names)))
+    assert "1 other setting is as good in goodput (within 1%, or ahead in a repeat)" in text
+    assert "Not decided is whether goodput depends on scheduler" in text and "What decides" not in text
 
 
 def test_what_the_tied_settings_have_in_common_is_told() -> None:
