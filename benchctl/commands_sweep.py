@@ -141,7 +141,7 @@ def check(given: Mapping[str, Any]) -> None:
 def run_sweep(given: dict[str, Any]) -> int:
     check(given)
     from benchctl.sweep import Store, setting_names, table, write_table
-    from benchctl.sweep_spec import Place, cells_of, from_flags, read_spec, slo_of
+    from benchctl.sweep_spec import Place, cells_of, check_traces, from_flags, read_spec, slo_of
 
     if given["set"]:
         spec = from_flags(given["spec"], given["set"], given["repeat"], given["sample"], given["seed"])
@@ -149,6 +149,7 @@ def run_sweep(given: dict[str, Any]) -> int:
     else:
         spec, place = read_spec(Path(given["spec"]))
     cells = cells_of(spec, place)
+    check_traces(cells, place, given["spec"] if given["set"] else None)
     slo = slo_of(spec, given["goodput"] or [], place)
     wanted = spec.get("attainment", given["attainment"]) if given["attainment"] == 0.99 else given["attainment"]
     if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0 < wanted <= 1:

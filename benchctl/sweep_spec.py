@@ -32,15 +32,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import typer
 import xxhash
 
-from benchctl.app import app
 from benchctl.parse import parse_goodput
+from benchctl.sweep_values import Value, check_trace, check_value, flags_of_replay, placed, words_of
 from traces.errors import BenchctlError
 from traces.files import resolve
 
-Value = str | int | float | bool
 TOP = ("base", "grid", "random", "list", "sample", "seed", "repeat", "goodput", "attainment")
 # The sweep's own: where cells write, what they print, and the SLOs, which are held against the records afterwards.
 RESERVED = ("out", "json", "report", "force", "help", "num-repeats", "goodput")
@@ -68,10 +66,7 @@ class Cell:
         for name, value in sorted(self.settings.items()):
             if name == "trace":
                 continue
-            if isinstance(value, bool):
-                words.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                words += [f"--{name}", str(value)]
+            words += words_of(name, value)
         return words
 
     def text(self, leave_out: Sequence[str] = ("trace",)) -> str:
@@ -118,13 +113,14 @@ class Place:
     name: str
     text: str = ""
 
-    def of(self, key: str) -> str:
-        """`s.toml, line 7` for the first line that sets `key`."""
-        wanted = re.compile(rf"""(^\s*|[{{,]\s*)["']?{re.escape(key)}["']?\s*=|^\s*\[+\s*{re.escape(key)}\s*\]""")
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if wanted.search(line):
-                return f"{self.name}, line {number}"
-        return self.name
+    def of(self, key: str, value: Any = None) -> str:
+        """`s.toml, line 7` for the first line that sets `key`, best one on which `value` stands."""
+        spelled = "[-_]".join(map(re.escape, re.split("[-_]", key)))
+        wanted = re.compile(rf"""(^\s*|[{{,]\s*)["']?{spelled}["']?\s*=|^\s*\[+\s*{spelled}\s*\]""")
+        found = [(number, line) for number, line in enumerate(self.text.splitlines(), 1) if wanted.search(line)]
+        if value is not None:
+            found = [entry for entry in found if str(value) in entry[1]] or found
+        return f"{self.name}, line {found[0][0]}" if found else self.name
 
 
 def read_spec(path: Path) -> tuple[dict[str, Any], Place]:
@@ -157,14 +153,17 @@ def cells_of(spec: Mapping[str, Any], where: str | Place) -> list[Cell]:
             if name.replace("_", "-") in flags_of_replay() or name == "trace":
                 fix = f"under [base]: {name} = ..."
             raise BenchctlError(f"the spec has a key {name!r}", where=place.of(name), fix=fix)
-    base, grid, listed = (spec.get(name, kind()) for name, kind in (("base", dict), ("grid", dict), ("list", list)))
-    drawn = spec.get("random", {})
-    if not all(isinstance(table, dict) for table in (base, grid, drawn)) or not isinstance(listed, list):
-        raise BenchctlError("[base], [grid] and [random] are tables, [[list]] is a list of tables", where=place.name)
-    base = checked(base, place)
+    base, grid, drawn = (table_of(spec, name, place) for name in ("base", "grid", "random"))
+    listed = spec.get("list", [])
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise BenchctlError(
+            f"list is {listed!r}", where=place.of("list"), fix="a table a cell, each under [[list]]: max-num-seqs = 64"
+        )
+    base = checked({name: value for name, value in base.items() if name != "goodput"}, place)  # goodput: `slo_of`
     listed = [checked(one, place) for one in listed]
     axes = {axis_name(name, values, place): values for name, values in grid.items()}
     ranges = {next(iter(checked({name: 0}, place))): check_range(name, value, place) for name, value in drawn.items()}
+    check_values([base, *listed], axes, ranges, place)
     total = math.prod(len(values) for values in axes.values())
     if total > MAX_CELLS:
         raise BenchctlError(
@@ -200,6 +199,39 @@ def cells_of(spec: Mapping[str, Any], where: str | Place) -> list[Cell]:
     return list({cell.key: cell for cell in cells}.values())
 
 
+def table_of(spec: Mapping[str, Any], name: str, place: Place) -> dict[str, Any]:
+    table = spec.get(name, {})
+    if not isinstance(table, dict):
+        raise BenchctlError(f"{name} is {table!r}", where=place.of(name), fix=f"a table: [{name}], flags under it")
+    return table
+
+
+def check_values(
+    tables: Sequence[Mapping[str, Value]],
+    axes: Mapping[str, Sequence[Value]],
+    ranges: Mapping[str, Mapping[str, Any]],
+    place: Place,
+) -> None:
+    """Raises BenchctlError for the first value that its flag does not take, whatever the rest of a cell is."""
+    values = [entry for table in tables for entry in table.items()]
+    values += [(name, value) for name, of in axes.items() for value in of]
+    values += [(name, value) for name, about in ranges.items() for value in ends(about)]
+    for name, value in {(name, repr(value)): (name, value) for name, value in values}.values():  # True is not 1
+        if name != "trace":
+            check_value(name, value, place.of(name, value))
+
+
+def check_traces(cells: Sequence[Cell], place: Place, typed: str | None = None) -> None:
+    """Raises BenchctlError for a trace that is missing or broken. `typed`: the one that the command line names by itself."""
+    seen: dict[str, bool] = {}
+    for cell in cells:
+        name = str(cell.settings["trace"])
+        if not {"map", "format", "from"} & set(cell.settings):  # a file of another format, or an earlier run's
+            seen[name] = seen.get(name, False) or bool(cell.settings.get("skip-bad", False))
+    for name, skip_bad in seen.items():
+        check_trace(name, None if name == typed else place.of("trace", name), skip_bad=skip_bad)
+
+
 def slo_of(spec: Mapping[str, Any], flags: Sequence[str], place: Place) -> dict[str, float]:
     """SLOs, metric -> ms: those of the command line, else the spec's `goodput`. Raises BenchctlError."""
     if flags:
@@ -210,7 +242,10 @@ def slo_of(spec: Mapping[str, Any], flags: Sequence[str], place: Place) -> dict[
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise BenchctlError(f"goodput is {given!r}", where=place.of("goodput"), fix='goodput = "ttft:200 tpot:50"')
-    return parse_goodput(words)
+    try:
+        return parse_goodput(words)
+    except BenchctlError as error:
+        raise placed(error, place.of("goodput")) from None
 
 
 def whole(spec: Mapping[str, Any], name: str, place: Place) -> int | None:
@@ -230,16 +265,16 @@ def axis_name(name: str, values: Any, place: Place) -> str:
     return [next(iter(checked({name: value}, place))) for value in values][0]
 
 
-def checked(table: Any, place: Place) -> dict[str, Value]:
+def checked(table: Mapping[str, Any], place: Place) -> dict[str, Value]:
     """A table of flags with its names as the flags are spelled. Raises BenchctlError."""
-    if not isinstance(table, dict):
-        raise BenchctlError(f"a cell is {table!r}", where=place.name, fix="a table of flags and values")
     known = flags_of_replay()
     out: dict[str, Value] = {}
     for given, value in table.items():
         name = given.replace("_", "-").removeprefix("--")
         if name == "goodput":
-            continue  # of the sweep: `slo_of`
+            raise BenchctlError(
+                "goodput judges all cells", where=place.of(given), fix='once, at the top: goodput = "ttft:200 tpot:50"'
+            )
         if name in RESERVED:
             raise BenchctlError(f"{name} is the sweep's own", where=place.of(given), fix="leave it out")
         if name != "trace" and name not in known:
@@ -258,11 +293,19 @@ def checked(table: Any, place: Place) -> dict[str, Value]:
 def check_range(name: str, about: Any, place: Place) -> Mapping[str, Any]:
     """`{ min, max, log, step }` of [random], or a list to choose from. Raises BenchctlError."""
     if isinstance(about, list) and about:
+        for value in about:
+            checked({name: value}, place)
         return {"of": about}
     wrong = not isinstance(about, dict) or set(about) - set(RANGE) or not {"min", "max"} <= set(about)
     if not wrong:
         low, high, step = about["min"], about["max"], about.get("step", 1)
         numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (low, high, step))
+        if numbers and low > high:
+            raise BenchctlError(
+                f"random.{name} goes from min {low} to max {high}, which is less",
+                where=place.of(name),
+                fix=f"min = {high}, max = {low}",
+            )
         wrong = not numbers or not low <= high or step <= 0 or (about.get("log") and low <= 0)
     if wrong or not isinstance(about, dict):
         raise BenchctlError(
@@ -271,6 +314,17 @@ def check_range(name: str, about: Any, place: Place) -> Mapping[str, Any]:
             fix="{ min = 512, max = 16384, log = true, step = 256 }",
         )
     return about
+
+
+def ends(about: Mapping[str, Any]) -> list[Value]:
+    """The values of a list, or the least and the greatest of a range, whole or not as they would be drawn."""
+    if "of" in about:
+        return list(about["of"])
+    return [end if draws_whole(about) else float(end) for end in (about["min"], about["max"])]
+
+
+def draws_whole(about: Mapping[str, Any]) -> bool:
+    return all(isinstance(about.get(key, 1), int) for key in ("min", "max", "step"))
 
 
 def draw(about: Mapping[str, Any], chance: random.Random) -> Value:
@@ -283,16 +337,9 @@ def draw(about: Mapping[str, Any], chance: random.Random) -> Value:
     if "step" in about:
         value = low + round((value - low) / about["step"]) * about["step"]
         value = value if value <= high else value - about["step"]
-    if isinstance(low, int) and isinstance(high, int) and isinstance(about.get("step", 1), int):
+    if draws_whole(about):
         return round(value)
     return float(f"{value:.6g}")
-
-
-@cache
-def flags_of_replay() -> tuple[str, ...]:
-    """Long names, without dashes."""
-    group: Any = typer.main.get_command(app)
-    return tuple(o[2:] for p in group.commands["replay"].params for o in p.opts if o.startswith("--"))
 
 
 def from_flags(

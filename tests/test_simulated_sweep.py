@@ -73,6 +73,67 @@ def test_an_axis_given_twice_is_refused(sets: list[str]) -> None:
         from_flags("t.jsonl", sets, 1)
 
 
+HEAD = '[base]\ntrace = "{trace}"\nscheduler = "vllm"\nengine = "null"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sample = 2\n" + HEAD + "[random]\nmax-num-seqs = { min = 9, max = 3 }", "random.max-num-seqs goes from min 9 to max 3, which is less\n  in {spec}, line 7"),
+        ("sample = 2\n" + HEAD + "[random]\nmax_num_seqs = { min = 0, max = 3 }", "--max-num-seqs is 0\n  in {spec}, line 7"),
+        ("sample = 2\n" + HEAD + "[random]\nmax-num-seqs = { min = 1.5, max = 3 }", "max-num-seqs is 1.5: Input should be a valid integer"),
+        ("sample = 2\n" + HEAD + "[random]\nmax-num-seqs = [1, [2]]", "max-num-seqs is [2]\n  in {spec}, line 7"),
+        ("random = 4\n" + HEAD, "random is 4\n  in {spec}, line 1\n  try: a table: [random]"),
+        ("list = 3\n" + HEAD, "list is 3\n  in {spec}, line 1\n  try: a table a cell"),
+        ("list = [3]\n" + HEAD, "list is [3]\n  in {spec}, line 1"),
+        ('goodput = "ttfx:3"\n' + HEAD, "no SLO: 'ttfx:3'\n  in {spec}, line 1"),
+        (HEAD + 'goodput = "ttft:soon"', "no SLO: 'ttft:soon'\n  in {spec}, line 5"),
+        (HEAD + '[grid]\ngoodput = ["ttft:3"]', "goodput judges all cells\n  in {spec}, line 6"),
+        ('[base]\ntrace = "{trace}"\nscheduler = "vllm"\n[[list]]\ntrace = "nowhere.jsonl"', "no such trace: nowhere.jsonl\n  in {spec}, line 5"),
+        (HEAD + '[[list]]\ntrace = "{broken}"', "must be a number, got the text \"x\"\n  in {spec}, line 6 ({broken}, line 1"),
+        (HEAD + '[[list]]\nscheduler = "sjf"', "no scheduler named 'sjf'\n  in {spec}, line 6"),
+        (HEAD + '[grid]\nclock = ["virtual", "sundial"]', "--clock is 'sundial'\n  in {spec}, line 6"),
+        (HEAD + 'profile = "nobody"', "no profile 'nobody'"),
+        ("repeat = 2\n" + HEAD + 'seed = "x"', "seed is 'x': Input should be a valid integer"),
+        (HEAD + 'burstiness = 1e-9', "--burstiness is 1e-09\n  in {spec}, line 5"),
+        (HEAD + 'records = true', "records is True: Option '--records' requires an argument"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_spec_is_found_before_the_first_cell(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = write_trace(tmp_path / "t.jsonl", rows((0.0, 20, 5)))
+    broken, spec = write_trace(tmp_path / "broken.jsonl", [{"arrival_s": "x"}]), tmp_path / "s.toml"
+    named = {"{trace}": trace, "{broken}": broken, "{spec}": spec}
+    for word, path in named.items():
+        text, says = text.replace(word, str(path)), says.replace(word, str(path))
+    spec.write_text(text)
+    answer = call(capfd, "sweep", spec, "--out", tmp_path / "o")
+    assert answer.code == 2 and says in answer.err, answer
+    assert answer.err.startswith("Error: ") and len(answer.err.splitlines()) <= 3 and answer.out == ""
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_fault_of_set_names_the_flag_and_a_missing_trace_itself(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows((0.0, 20, 5)))
+    words = ("--set", "engine=null", "--out", tmp_path / "o")
+    answer = call(capfd, "sweep", trace, "--set", "scheduler=vllm,sjf", *words)
+    assert answer.code == 2 and "no scheduler named 'sjf'\n  in --set\n" in answer.err
+    answer = call(capfd, "sweep", tmp_path / "none.jsonl", "--set", "scheduler=vllm", *words)
+    assert answer.code == 2 and f"Error: no such trace: {tmp_path}/none.jsonl\n  try: check" in answer.err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_switch_without_a_word_for_off_is_left_out() -> None:
+    off = {"skip-bad": False, "enforce-eager": False, "enable-prefix-caching": False}
+    (cell,) = cells_of({"base": BASE | off}, "s")
+    assert [word for word in cell.argv() if word.startswith("--no-")] == ["--no-enable-prefix-caching"]
+    assert not {"--skip-bad", "--enforce-eager"} & set(cell.argv())
+
+
 def test_the_front_holds_what_nothing_beats() -> None:
     frame = pl.DataFrame(
         {
