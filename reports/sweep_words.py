@@ -156,7 +156,8 @@ def margin_text(view: SweepView, margin: Margin) -> str:
     head = f"Its tightest SLO is {metric}: {margin.percentile} {number(margin.value)} ms of {margin.limit:g} ms"
     head += f", {margin.left:.0%} to spare" if margin.left >= 0 else f", {-margin.left:.0%} beyond it"
     if not parts:
-        return f"{head}; {unknown_error(view)}."
+        why = unknown_error(view)
+        return f"{head}." if why is None else f"{head}; {why}."
     verdict = (
         "the margin is larger than that"
         if margin.value * (1 + total) <= margin.limit
@@ -170,11 +171,11 @@ def margin_text(view: SweepView, margin: Margin) -> str:
     return text + "."
 
 
-def unknown_error(view: SweepView) -> str:
-    """Why there is no error to state, and what would give one."""
+def unknown_error(view: SweepView) -> str | None:
+    """Why there is no error to state, and what would give one. None of the null engine: `worth` says what its durations are."""
     engine = view.fixed.get("engine")
     if engine == "null":
-        return "durations of the null engine are constants, so this is no prediction of a device"
+        return None
     seeded = "request-rate" in view.fixed or "request-rate" in view.workloads
     if engine == "simulated":
         return "the profile states no error" + (", and --repeat 3 shows how much arrivals matter" if seeded else "")
@@ -310,8 +311,10 @@ def decides(view: SweepView) -> list[str]:
 
 
 def worth(view: SweepView) -> list[str]:
-    """What simulated durations are worth, and how wide repeats are."""
+    """What durations without a device are worth."""
     out = []
+    if view.fixed.get("engine") == "null" or any(setting.values.get("engine") == "null" for setting in view.settings):
+        out.append("Durations of the null engine are constants (--round-cost): this is no prediction of a device.")
     if view.mode == "rate" and view.error is not None:
         out.append(
             f"The bounds are those of the seeds; the profile's error of ±{view.error:.1%} of a duration comes on top."

@@ -11,6 +11,7 @@ import pytest
 import typer.main
 
 from benchctl.cli import app
+from tests.command_line import call
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,3 +67,15 @@ def test_a_linked_file_exists(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not re.match(r"[a-z]+:", target):
             assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_the_readme_s_sweep_prints_what_the_readme_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "README.md").read_text()
+    found = re.search(r"```bash\n(benchctl sweep [^\n]+)\n```\n\n```text\n(.*?)```", page, re.S)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    answer = call(capfd, *arguments(found[1]), "--workers", "1")
+    assert answer.code == 0, answer.err
+    assert [line.rstrip() for line in answer.out.splitlines()] == found[2].splitlines()
