@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import re
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +77,6 @@ def disk_fault(error: Exception) -> OSError:
     found = re.search(r"os error (\d+)", str(error))
     number = errno.EIO if found is None else int(found[1])
     return OSError(number, str(error).splitlines()[0] if found is None else os.strerror(number))
-
-
-@cache
-def warm_up() -> None:
-    """Encode a few rows of every table, to nowhere; once a process. The first time takes long: polars starts its threads and
-    loads what it needs, tens of milliseconds with many cores, which a measured run must not meet in its middle."""
-    for table in records.TABLES:
-        schema = records.schema(table)
-        words = {name: ["a", None] for name, dtype in schema.items() if dtype == pl.String}
-        rows = pl.DataFrame({name: words.get(name, [None, None]) for name in schema}, schema=schema)
-        rows = rows.select(pl.all().gather([0, 1, 0]))
-        rows.write_parquet(io.BytesIO(), compression="zstd", compression_level=1, statistics=False)
 
 
 class PartWriter:

@@ -7,10 +7,12 @@ because it copies columns and keeps the round's own lists: rows are made when a 
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,9 +21,9 @@ import numpy as np
 
 from benchctl.digest import DecisionDigest
 from benchctl.ledger import Ledger, RoundSpan
-from benchctl.parts import Part, PartWriter, warm_up
-from engines.interface import NewRequest, Rejection, Round, Scheduler, StepResult
-from engines.schedulers.decisions import DecisionRow, Decisions
+from benchctl.parts import Part, PartWriter
+from engines.interface import NewRequest, Rejection, Round, ScheduledBatch, Scheduler, StepResult
+from engines.schedulers.decisions import DecisionRow, Decisions, RoundLog
 from engines.steady_batch import Costs, SteadyBatch, Stretch
 from reports.records import RECORDED
 from traces.request import Request
@@ -120,7 +122,10 @@ class FileRecorder:
         flush_seconds: float = FLUSH_SECONDS,
         flush_rows: int = FLUSH_ROWS,
         clock: Callable[[], float] = time.perf_counter,
+        rehearses: bool = False,
     ) -> None:
+        if not rehearses:
+            rehearse(mode)
         self.ledger = Ledger()
         self.digest = DecisionDigest()
         self.record_s = 0.0  # time that the loop spent here, all of it
@@ -129,8 +134,6 @@ class FileRecorder:
         self._writer = PartWriter(folder, mode)
         self.keeps_log = "batches" in RECORDED[mode]  # and so has a digest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parts")
-        # In the thread that will write, before anybody's clock starts.
-        self._thread.submit(warm_up).result()
         self._pending: Future[None] | None = None
         self._scheduler = scheduler if num_usable_blocks <= SMALL_POOL else None
         # The free list of a small pool is looked at after every round.
@@ -360,3 +363,35 @@ class FileRecorder:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
+
+
+@cache
+def rehearse(mode: str) -> None:
+    """Record a round of each sort and write them, to a folder that is thrown away; once a process, before anybody's clock starts.
+
+    The first part takes tens of milliseconds more than the next ones: polars starts its threads, modules are loaded, expressions
+    are compiled. A measured run would meet that in its middle.
+    """
+    log, one = RoundLog(), np.ones(1, dtype=np.int64)
+    log.decide("admit", 0, "fits", needed=1, available=1, unit="blocks")
+    log.take([1], 0, 0, b"\x01")
+    yes = np.ones(1, dtype=np.bool_)
+    admitted = ScheduledBatch(
+        request=one - 1, start=one - 1, num_tokens=one, is_decode=~yes, yields_token=yes, cached_tokens=one - 1, num_blocks=one,
+        block_tables=[[1]], token_ids=[],
+    )  # fmt: skip
+    decoding = SteadyBatch(requests=one - 1, bases=one, age=0, base_sum=1, base_max=1, block_size=16, rows=[])
+    none = RoundLog()
+    new = NewRequest(0, "0", 1, 3, lambda: one)
+    with tempfile.TemporaryDirectory(prefix="benchctl-") as folder:
+        recorder = FileRecorder(Path(folder), None, SMALL_POOL + 1, mode, rehearses=True)  # type: ignore[arg-type]
+        recorder.admit(Request(index=0, line=1, id="0", arrival_s=0.0), new, 0.0, 0.0, 1)
+        for number, batch, made in ((1, admitted, log), (2, decoding, none), (3, decoding, none)):
+            round = Round(
+                batch=batch, decisions=made.decisions, blocks=made.blocks, free_blocks_start=1, free_blocks_scheduled=0, budget_left=1,
+                queried_tokens=0, stop_waiting="waiting_empty", stop_running=None, num_admitted=int(number == 1),
+                num_evicted=made.num_evicted, running=1,
+            )  # fmt: skip
+            at = float(number)
+            recorder.record(number, round, None, Timing(at, at, at, at, 0.0, 0.0))
+        recorder.close(4.0)
