@@ -25,11 +25,11 @@ MODULES = ("decisions", "sequence", "block_pool", "steady", "{policy}_blocks", "
 BROKEN = [
     # rule, policy, file, text, broken into
     (
-        "blocks are taken from the head of the free list",
+        "blocks that are freed are taken last",
         "nano",
         "block_pool",
-        "taken = [pop() for _ in range(count)]",
-        "taken = [self._queue.pop() for _ in range(count)]",
+        "self._runs.append(FreeRun(blocks, holds))",
+        "self._runs.appendleft(FreeRun(blocks, holds))",
     ),
     (
         "the last block is never matched, even when full",
@@ -43,8 +43,8 @@ BROKEN = [
         "blocks are released last first",
         "nano",
         "nano_blocks",
-        "blocks = seq.block_table[::-1]",
-        "blocks = seq.block_table[:]",
+        "self._deallocate_keyed(table[:first][::-1])",
+        "self._deallocate_keyed(table[:first])",
     ),
     (
         "a later twin takes over the entry",
@@ -150,15 +150,15 @@ BROKEN = [
         "released blocks without a hash go to the front",
         "vllm",
         "vllm_blocks",
-        "pool.put_front([block for block in freed if hashes[block] is None])",
-        "pool.put_back([block for block in freed if hashes[block] is None])",
+        "pool.put_front(unhashed, BLANK)",
+        "pool.put_back(unhashed, BLANK)",
     ),
     (
         "blocks are released last first",
         "vllm",
         "vllm_blocks",
-        "blocks = seq.block_table[::-1]",
-        "blocks = seq.block_table[:]",
+        "keyed, hashes = table[:first][::-1], self.hash",
+        "keyed, hashes = table[:first], self.hash",
     ),
     (
         "of equal blocks the one cached first is found",

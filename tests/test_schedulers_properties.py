@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from benchctl.admission import LazyTokens
 from engines.interface import NewRequest, Round, SchedulerConfig
-from engines.schedulers.block_pool import BlockPool
+from engines.schedulers.block_pool import BLANK, HIDDEN, KEYED, BlockPool
 from engines.schedulers.decisions import BLOCK_EVENTS, DECISION_KINDS, REASONS, STOPS, UNITS
 from engines.schedulers.registry import SCHEDULERS
 
@@ -27,17 +27,42 @@ class BlockPoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(6, first_free=1)
         self.free = [1, 2, 3, 4, 5]
+        self.holds = dict.fromkeys(self.free, BLANK)
         self.used: Counter[int] = Counter()
 
     @precondition(lambda self: self.free)
     @rule()
     def take(self) -> None:
-        assert self.pool.take(1) == self.free[:1]
-        self.used[self.free.pop(0)] = 1
+        block = self.free.pop(0)
+        held = self.holds.pop(block)
+        told: list[int] = []
+        taken, still = self.pool.take(1, lambda blocks: told.extend(blocks) or b"\x01")  # type: ignore[func-returns-value]
+        assert taken == [block] and still == (None if held == BLANK else b"\x01")
+        assert told == ([block] if held == KEYED else [])
+        self.pool.hold(taken)
+        self.used[block] = 1
+
+    @precondition(lambda self: self.free)
+    @rule(data=st.data())
+    def take_several(self, data: st.DataObject) -> None:
+        """Blocks that nobody looks for: they are in one table, and not counted."""
+        count = data.draw(st.integers(1, len(self.free)))
+        blocks = self.free[:count]
+        flags = bytes(self.holds[block] != BLANK for block in blocks)
+        taken, still = self.pool.take(count, lambda blocks: b"\x01" * len(blocks))
+        assert taken == blocks and (still or bytes(count)) == flags
+        del self.free[:count]
+        holds = data.draw(st.sampled_from([BLANK, HIDDEN]))
+        self.pool.put_back(taken[::-1], holds)
+        self.free += blocks[::-1]
+        self.holds |= dict.fromkeys(blocks, holds)
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        block = data.draw(st.integers(1, 5))
+        # A lookup finds what is referenced, or lies in the free list with a key.
+        findable = sorted(self.used) + [block for block in self.free if self.holds[block] == KEYED]
+        assume(findable)
+        block = data.draw(st.sampled_from(findable))
         assert self.pool.touch(block) == (block in self.free)
         if block in self.free:
             self.free.remove(block)
@@ -47,21 +72,23 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), to_front=st.booleans())
     def drop(self, data: st.DataObject, to_front: bool) -> None:
         block = data.draw(st.sampled_from(sorted(self.used)))
-        last = self.pool.drop(block)
+        still_held = self.pool.drop_all([block])
         self.used[block] -= 1
-        assert last == (self.used[block] == 0)
-        if last:
+        assert still_held == (b"\x01" if self.used[block] else None)
+        if not self.used[block]:
             del self.used[block]
+            self.holds[block] = BLANK if to_front else KEYED
             if to_front:
-                self.pool.put_front([block])
+                self.pool.put_front([block], BLANK)
                 self.free.insert(0, block)
             else:
-                self.pool.put_back([block])
+                self.pool.put_back([block], KEYED)
                 self.free.append(block)
 
     @invariant()
     def equal(self) -> None:
         assert self.pool.free == self.free and self.pool.num_free == len(self.free)
+        assert self.pool.hidden() == [block for block in self.free if self.holds[block] == HIDDEN]
         assert [self.pool.ref_count[b] for b in range(1, 6)] == [self.used[b] for b in range(1, 6)]
 
 
@@ -168,9 +195,12 @@ def check_round(scheduler: Any, config: SchedulerConfig, round: Round) -> None:
 def check_pool(scheduler: Any, config: SchedulerConfig, round: Round) -> None:
     pool = scheduler.blocks.pool
     live = [scheduler.block_table(r) for r in (*scheduler.running_requests(), *scheduler.waiting_requests())]
-    assert Counter(b for table in live for b in table) == Counter({b: n for b, n in enumerate(pool.ref_count) if n})
+    held = Counter(b for table in live for b in table)
     usable = config.num_blocks - SCHEDULERS[scheduler.name].null_blocks
-    assert pool.num_free + sum(n > 0 for n in pool.ref_count) == usable
+    assert pool.num_free + len(held) == usable == len({*pool.free, *held})
+    # References are counted of blocks that a lookup may find; the others are in one table.
+    counted = Counter({b: n for b, n in enumerate(pool.ref_count) if n})
+    assert counted.items() <= held.items() and all(held[b] == 1 for b in held.keys() - counted.keys())
     assert round.cached_free_blocks == len(set(scheduler.hashed_blocks()) & set(pool.free))
     assert all(event in BLOCK_EVENTS for _, _, event, _, _ in round.blocks)
 

@@ -10,6 +10,7 @@ loop stands below it and decides the same).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -401,11 +402,14 @@ class NanoScheduler:
         return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
-        return sorted([*self.blocks.hash_to_block.values(), *self.blocks.hidden()])
+        return sorted([*self.blocks.hash_to_block.values(), *self.blocks.hidden(self._admitted())])
 
     def block_table(self, request: int) -> list[int]:
-        admitted = (seq for seq in (*self.running, *self.waiting) if isinstance(seq, Sequence))
-        return next((list(seq.block_table) for seq in admitted if seq.request == request), [])
+        return next((list(seq.block_table) for seq in self._admitted() if seq.request == request), [])
+
+    def _admitted(self) -> Iterator[Sequence]:
+        """Those that may hold blocks: the head of the queue too, between two chunks."""
+        return (seq for seq in (*self.running, *self.waiting) if isinstance(seq, Sequence))
 
 
 class _Prefill:

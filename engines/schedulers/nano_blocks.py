@@ -6,13 +6,12 @@ refused head is kept instead of made again each round, and taking a block out of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from engines.schedulers.block_pool import BlockPool
+from engines.schedulers.block_pool import BLANK, HIDDEN, KEYED, BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import NOT_HIDDEN, Sequence
-
-HIDDEN = object()  # stands for the hash of a block that its sequence hides: hashed, and in no table
 
 
 class NanoBlockManager:
@@ -83,7 +82,10 @@ class NanoBlockManager:
         """`may_append` of each, in order. The caller has checked that there are blocks for all."""
         taken, evicted = self._take_from_pool(len(opening))
         for seq, block in zip(opening, taken, strict=True):
-            seq.block_table.append(block)
+            table = seq.block_table
+            if len(table) < seq.hidden_from:
+                self.pool.hold([block])
+            table.append(block)
         if evicted is not None or self.log.enabled:
             self.log.edges(opening, taken, evicted, [], 0, self.block_size)
 
@@ -91,36 +93,36 @@ class NanoBlockManager:
         """`count` blocks from the head of the free list to the end of the table; what they held is lost."""
         first = len(seq.block_table)
         taken, evicted = self._take_from_pool(count)
+        if first < seq.hidden_from:
+            self.pool.hold(taken[: seq.hidden_from - first])
         seq.grow_table(taken)
         self.log.take(taken, seq.request, first, evicted)
 
     def _take_from_pool(self, count: int) -> tuple[list[int], bytes | None]:
-        """(blocks, a 1 for each that could still be found until now; None: no one of them)."""
-        taken = self.pool.take(count)
+        """(blocks, a 1 for each that still held reusable KV; None: no one of them)."""
+        taken, evicted = self.pool.take(count, self._forget)
+        if evicted is not None:
+            self.cached_free_blocks -= evicted.count(1)
+        return taken, evicted
+
+    def _forget(self, blocks: list[int]) -> bytes | None:
+        """What `blocks` held is lost: a 1 for each that could still be found until now; None: no one of them."""
         hashes, content, entries = self.hash, self.content, self.hash_to_block
-        keys = [hashes[block] for block in taken]
-        if keys.count(None) == count:
-            return taken, None
-        if keys.count(HIDDEN) == count:
-            for block in taken:
-                hashes[block] = None
-            self.cached_free_blocks -= count
-            return taken, b"\x01" * count
-        lost = bytearray(count)
-        for i, (block, key) in enumerate(zip(taken, keys, strict=True)):
+        keys = [hashes[block] for block in blocks]
+        if keys.count(None) == len(keys):
+            return None
+        lost = bytearray(len(blocks))
+        for i, (block, key) in enumerate(zip(blocks, keys, strict=True)):
             if key is None:
                 continue
-            hashes[block] = None
-            if key is not HIDDEN:
-                content[block] = None
-                # A twin that holds the same content may own the entry; then it stays.
-                if entries.get(key) != block:
-                    self.disowned.discard(block)
-                    continue
-                del entries[key]
+            hashes[block] = content[block] = None
+            # A twin that holds the same content may own the entry; then it stays.
+            if entries.get(key) != block:
+                self.disowned.discard(block)
+                continue
+            del entries[key]
             lost[i] = 1
-        self.cached_free_blocks -= lost.count(1)
-        return taken, bytes(lost)
+        return bytes(lost)
 
     # -- after the forward pass
 
@@ -139,32 +141,33 @@ class NanoBlockManager:
         split = max(first, min(full, seq.hidden_from))
         if first < split:
             self._register_all(seq, table[first:split], first, keys[first:split])
-        for block in table[split:full]:
-            self.hash[block] = HIDDEN
         self.log.blocks_in_table("cache", table, seq.request, first, full)
         seq.num_hashed_blocks = full
 
     def fill_block(self, seq: Sequence, index: int) -> None:
         """`hash_blocks` of a steady member whose token was the last of block `index`."""
-        block = seq.block_table[index]
-        if index >= seq.hidden_from:
-            self.hash[block] = HIDDEN
-        else:
-            self._register(seq, block, index, seq.hashes_xxh64(index + 1, self.block_size)[index])
+        if index < seq.hidden_from:
+            key = seq.hashes_xxh64(index + 1, self.block_size)[index]
+            self._register(seq, seq.block_table[index], index, key)
+        seq.num_hashed_blocks = index + 1
         if self.log.enabled:
-            self.log.fill_block(block, seq.new.request, index)
+            self.log.fill_block(seq.block_table[index], seq.new.request, index)
 
     def reveal(self, seq: Sequence) -> None:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
-        first = seq.hidden_from
-        hashed = [block for block in seq.block_table[first:] if self.hash[block] is HIDDEN]
-        keys = seq.hashes_xxh64(first + len(hashed), self.block_size)
-        self._register_all(seq, hashed, first, keys[first : first + len(hashed)])
+        first, full = seq.hidden_from, seq.num_hashed_blocks if self.caching else 0
+        self.pool.hold(seq.block_table[first:])
+        if first < full:
+            self._register_all(
+                seq, seq.block_table[first:full], first, seq.hashes_xxh64(full, self.block_size)[first:full]
+            )
         seq.hidden_from = NOT_HIDDEN
 
-    def hidden(self) -> list[int]:
-        """Hashed blocks that are in no table."""
-        return [block for block, key in enumerate(self.hash) if key is HIDDEN]
+    def hidden(self, seqs: Iterable[Sequence]) -> list[int]:
+        """Hashed blocks that are in no table of hashes: those that `seqs`, who hold blocks, hide, and free ones."""
+        return self.pool.hidden() + [
+            block for seq in seqs for block in seq.block_table[seq.hidden_from : seq.num_hashed_blocks]
+        ]
 
     def _register_all(self, seq: Sequence, blocks: list[int], first: int, keys: list[int]) -> None:
         """`_register` of each, in order."""
@@ -190,16 +193,27 @@ class NanoBlockManager:
 
     def deallocate(self, seq: Sequence) -> None:
         """Release in reverse table order, so that a prefix outlives its tail. Hashes stay until a block is taken again."""
-        blocks = seq.block_table[::-1]
+        table = seq.block_table
+        first = min(seq.hidden_from, len(table))
+        hashed = max(first, seq.num_hashed_blocks) if self.caching else first
+        self.pool.put_back(table[: hashed - 1 : -1] if hashed else table[::-1], BLANK)
+        if first < hashed:
+            self.pool.put_back(table[first:hashed][::-1], HIDDEN)
+            self.cached_free_blocks += hashed - first
+        still_held = self._deallocate_keyed(table[:first][::-1]) if first else None
+        if self.log.enabled:
+            self.log.leave(table[::-1], seq.request, still_held and bytes(len(table) - first) + still_held)
+        seq.clear_blocks()
+
+    def _deallocate_keyed(self, blocks: list[int]) -> bytes | None:
+        """Of blocks that a lookup may find: a 1 for each that others hold; None: no one of them."""
         still_held = self.pool.drop_all(blocks)
         freed = blocks
         if still_held is not None:
             freed = [block for block, held in zip(blocks, still_held, strict=True) if not held]
-        self.pool.put_back(freed)
+        self.pool.put_back(freed, KEYED)
         hashes, disowned = self.hash, self.disowned
         self.cached_free_blocks += sum([hashes[block] is not None for block in freed])
         if disowned:
             self.cached_free_blocks -= sum([block in disowned for block in freed])
-        self.log.leave(blocks, seq.request, still_held)
-        seq.clear_blocks()
-        seq.num_computed_tokens = 0
+        return still_held

@@ -221,9 +221,11 @@ class Sequence:
         """All keys at once: they cost next to nothing."""
         new = self.new
         assert new.make_block_keys is not None and not self.block_hashes, new.id
-        keys, self.hidden_from = new.make_block_keys(
+        keys, hidden_from = new.make_block_keys(
             new.request, new.num_prompt_tokens, (new.num_prompt_tokens + new.num_output_tokens) // block_size
         )
+        if not self.block_table:  # those that it holds already are counted as ones that can be found
+            self.hidden_from = hidden_from
         if adapter:
             keys = [(adapter, key) for key in keys]
         self.block_hashes = keys

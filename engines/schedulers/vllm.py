@@ -535,7 +535,7 @@ class VllmScheduler:
         return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
-        return sorted(block for block, key in enumerate(self.blocks.hash) if key is not None)
+        return self.blocks.hashed(self.running)
 
     def block_table(self, request: int) -> list[int]:
         return next((list(s.block_table) for s in self.running if s.request == request), [])

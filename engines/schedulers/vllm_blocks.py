@@ -6,15 +6,15 @@ group, without connectors and speculative tokens. Method names are those of KVCa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from engines.schedulers.block_pool import BlockPool
+from engines.schedulers.block_pool import BLANK, HIDDEN, KEYED, BlockPool
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import NOT_HIDDEN, Sequence
 
 Key = Any
-HIDDEN = object()  # stands for the key of a block that its sequence hides: hashed, and in no map
 
 NULL_BLOCK = 0  # taken out of the pool at the start, and never given to anybody
 
@@ -78,50 +78,51 @@ class VllmBlockManager:
 
         In running order, as `allocate_slots` of each would. The caller has checked that there are blocks for all.
         """
-        log, size, hashes = self.log, self.block_size, self.hash
+        log, size = self.log, self.block_size
         # Who takes and who caches are looked at together only for the log's sake: neither changes what the other does.
         taken, evicted = self._take_from_pool(len(opening))
         for seq, block in zip(opening, taken, strict=True):
-            seq.block_table.append(block)
+            table = seq.block_table
+            if len(table) < seq.hidden_from:
+                self.pool.hold([block])
+            table.append(block)
         for seq in filling:
             index = (seq.base + age) // size
-            if index >= seq.hidden_from:
-                hashes[seq.block_table[index]] = HIDDEN
-            else:
+            if index < seq.hidden_from:
                 self._register(seq.block_table[index], seq.hashes_xxh128(index + 1, size)[index])
+            seq.num_hashed_blocks = index + 1
         log.edges(opening, taken, evicted, filling, age, size)
 
     def _take(self, seq: Sequence, count: int) -> None:
         """`count` blocks from the head of the free queue to the end of the table; what they held is lost."""
         first = len(seq.block_table)
         taken, evicted = self._take_from_pool(count)
+        if first < seq.hidden_from:
+            self.pool.hold(taken[: seq.hidden_from - first])
         seq.grow_table(taken)
         self.log.take(taken, seq.request, first, evicted)
 
     def _take_from_pool(self, count: int) -> tuple[list[int], bytes | None]:
-        """(blocks, a 1 for each that could still be found until now; None: no one of them)."""
-        taken = self.pool.take(count)
-        hashes = self.hash
-        keys = [hashes[block] for block in taken]
-        if (unhashed := keys.count(None)) == count:
-            return taken, None
-        if keys.count(HIDDEN) == count:
-            for block in taken:
-                hashes[block] = None
-            self.cached_free_blocks -= count
-            return taken, b"\x01" * count
-        cached, twins = self.cached, self.twins
-        for block, key in zip(taken, keys, strict=True):
+        """(blocks, a 1 for each that still held reusable KV; None: no one of them)."""
+        taken, evicted = self.pool.take(count, self._forget)
+        if evicted is not None:
+            self.cached_free_blocks -= evicted.count(1)
+        return taken, evicted
+
+    def _forget(self, blocks: list[int]) -> bytes | None:
+        """What `blocks` held is lost: a 1 for each that could still be found until now; None: no one of them."""
+        hashes, cached, twins = self.hash, self.cached, self.twins
+        keys = [hashes[block] for block in blocks]
+        if keys.count(None) == len(keys):
+            return None
+        for block, key in zip(blocks, keys, strict=True):
             if key is not None:
                 hashes[block] = None
-                if key is HIDDEN:
-                    continue
                 if twins and key in twins:
                     self._forget_copy(block, key)
                 else:
                     del cached[key]
-        self.cached_free_blocks -= count - unhashed
-        return taken, bytes([key is not None for key in keys])
+        return bytes([key is not None for key in keys])
 
     def _forget_copy(self, block: int, key: Key) -> None:
         """One of several copies goes; if it was the first, the next takes its place."""
@@ -140,8 +141,6 @@ class VllmBlockManager:
         table = seq.block_table
         keys = seq.hashes_xxh128(full, self.block_size) if seq.hidden_from else []
         split = max(first, min(full, seq.hidden_from))
-        for block in table[split:full]:
-            self.hash[block] = HIDDEN
         blocks, keys = table[first:split], keys[first:split]
         if self.cached.keys().isdisjoint(keys):
             for block, key in zip(blocks, keys, strict=True):
@@ -155,12 +154,19 @@ class VllmBlockManager:
 
     def reveal(self, seq: Sequence) -> None:
         """`seq` is to be preempted, and may hit its own blocks when it comes back: they get their entries."""
-        first = seq.hidden_from
-        hashed = [block for block in seq.block_table[first:] if self.hash[block] is HIDDEN]
-        keys = seq.hashes_xxh128(first + len(hashed), self.block_size)
-        for block, key in zip(hashed, keys[first:], strict=False):
-            self._register(block, key)
+        first, full = seq.hidden_from, seq.num_hashed_blocks if self.caching else 0
+        self.pool.hold(seq.block_table[first:])
+        if first < full:
+            keys = seq.hashes_xxh128(full, self.block_size)[first:full]
+            for block, key in zip(seq.block_table[first:full], keys, strict=True):
+                self._register(block, key)
         seq.hidden_from = NOT_HIDDEN
+
+    def hashed(self, seqs: Iterable[Sequence]) -> list[int]:
+        """Blocks that hold reusable KV, ascending: keyed ones, those that `seqs`, who hold blocks, hide, and free ones nobody looks for."""
+        hidden = [block for seq in seqs for block in seq.block_table[seq.hidden_from : seq.num_hashed_blocks]]
+        keyed = [block for block, key in enumerate(self.hash) if key is not None]
+        return sorted(keyed + hidden + self.pool.hidden())
 
     def _register(self, block: int, key: Key) -> None:
         self.hash[block] = key
@@ -169,16 +175,25 @@ class VllmBlockManager:
 
     def free(self, seq: Sequence) -> None:
         """Release in reverse table order. Blocks with a hash go to the back of the queue, those without to the front."""
-        pool, hashes = self.pool, self.hash
-        blocks = seq.block_table[::-1]
-        still_held = pool.drop_all(blocks)
-        freed = blocks
-        if still_held is not None:
-            freed = [block for block, held in zip(blocks, still_held, strict=True) if not held]
-        hashed = [block for block in freed if hashes[block] is not None]
-        pool.put_back(hashed)
-        self.cached_free_blocks += len(hashed)
-        if len(hashed) < len(freed):
-            pool.put_front([block for block in freed if hashes[block] is None])
-        self.log.leave(blocks, seq.request, still_held)
+        pool, table = self.pool, seq.block_table
+        first = min(seq.hidden_from, len(table))
+        full = max(first, seq.num_hashed_blocks) if self.caching else first
+        unhashed = table[: full - 1 : -1] if full else table[::-1]
+        if first < full:
+            pool.put_back(table[first:full][::-1], HIDDEN)
+            self.cached_free_blocks += full - first
+        still_held = None
+        if first:
+            keyed, hashes = table[:first][::-1], self.hash
+            still_held, freed = pool.drop_all(keyed), keyed
+            if still_held is not None:
+                freed = [block for block, held in zip(keyed, still_held, strict=True) if not held]
+            hashed = [block for block in freed if hashes[block] is not None]
+            pool.put_back(hashed, KEYED)
+            self.cached_free_blocks += len(hashed)
+            if len(hashed) < len(freed):
+                unhashed += [block for block in freed if hashes[block] is None]
+        pool.put_front(unhashed, BLANK)
+        if self.log.enabled:
+            self.log.leave(table[::-1], seq.request, still_held and bytes(len(table) - first) + still_held)
         seq.clear_blocks()
