@@ -184,20 +184,27 @@ class NanoScheduler:
         budget = self.config.max_num_batched_tokens - len(steady)
         stop_waiting = "blocks" if self.waiting else "waiting_empty"
         out = StretchLog(self.log, steady, self.running, budget, stop_waiting, self._stop_running(steady))
-        pool = self.blocks.pool
-        for _ in range(min(max_rounds, steady.rounds_to_end())):
+        blocks, pool = self.blocks, self.blocks.pool
+        left = min(max_rounds, steady.rounds_to_end())
+        while left:
             lacking = self._lacking() if self.waiting else 0
             if self.waiting and not lacking:
                 break
+            # The last one may end somebody; and each round says whom it holds.
+            if not (lacking and self.log.enabled) and (quiet := steady.quiet_rounds(left - 1)):
+                out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
+                steady.age += quiet
+                left -= quiet
             if len(steady.opening()) > pool.num_free:
                 break
-            out.begin_round(pool.num_free)
+            started = pool.num_free
             if lacking:
-                self._hold(self._head(), lacking, pool.num_free)
+                self._hold(self._head(), lacking, started)
             self._decode_steadily(steady)
-            out.scheduled(pool.num_free)
+            scheduled = pool.num_free
             self._end_members(steady, out.finished)
-            out.end_round(self.blocks.cached_free_blocks)
+            out.round(started, scheduled, blocks.cached_free_blocks)
+            left -= 1
         if out.finished:
             self._fill_steady()
         return out.stretch(pool.num_free, len(self.waiting), len(self.running), 0)

@@ -135,6 +135,16 @@ class Steady:
         """Members whose token of this round is the last of a block."""
         return self._buckets.get((-1 - self.age) % self.block_size, NOBODY)
 
+    def quiet_rounds(self, most: int) -> int:
+        """Rounds to come, at most so many, in which no member's token opens or fills a block."""
+        buckets, size, age = self._buckets, self.block_size, self.age
+        fills = buckets.get(-age % size)  # who fills a block in a round opens one in the next
+        for quiet in range(most):
+            opens, fills = fills, buckets.get((-1 - age - quiet) % size)
+            if opens or fills:
+                return quiet
+        return most
+
     def holds(self, seq: Sequence) -> bool:
         return seq.serial >= 0
 
@@ -242,16 +252,23 @@ class StretchLog:
         self._plain_before = 0
         self.finished: list[tuple[int, str]] = []
 
-    def begin_round(self, num_free: int) -> None:
-        self._log.order = self._log.num_evicted = 0
-        self._starts.append(num_free)
+    def quiet(self, rounds: int, num_free: int, cached_free_blocks: int) -> None:
+        """So many rounds in which nothing happens."""
+        self._starts += [num_free] * rounds
+        self._scheduled += [num_free] * rounds
+        self._cached += [cached_free_blocks] * rounds
+        nothing = [0] * rounds
+        self._evicted += nothing
+        self._runs += nothing
+        self._plain += nothing
 
-    def scheduled(self, num_free: int) -> None:
-        self._scheduled.append(num_free)
-
-    def end_round(self, cached_free_blocks: int) -> None:
+    def round(self, started: int, scheduled: int, cached_free_blocks: int) -> None:
+        """A round is over; free blocks when it began and when it was scheduled."""
         log, runs = self._log, len(self._log.blocks.runs)
+        self._starts.append(started)
+        self._scheduled.append(scheduled)
         self._evicted.append(log.num_evicted)
+        log.order = log.num_evicted = 0
         self._cached.append(cached_free_blocks)
         self._runs.append((runs - self._runs_before) // RUN_WIDTH)
         self._runs_before = runs

@@ -24,6 +24,7 @@ from engines.steady_batch import SteadyBatch, Stretch
 
 POLICY = "vllm 0.33.0, synchronous"
 DEFAULT_BLOCK_SIZE = 16
+MOST_IN_PROMPTS = 4  # requests behind the calendar's; with more, all are handled by columns
 KNOBS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -107,7 +108,7 @@ class VllmScheduler:
         # One request alone is never held back for the sake of others; who only waits counts too.
         threshold = self.config.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
         batch = (
-            self._schedule_steady()
+            self._schedule_steady(threshold)
             or self._schedule_running_at_once(threshold)
             or self._schedule_running_one_by_one(threshold)
         )
@@ -132,20 +133,54 @@ class VllmScheduler:
             num_evicted=self.log.num_evicted,
         )
 
-    def _schedule_steady(self) -> _Batch | None:
-        """All running requests by the calendar; None where one of them does not decode, or tokens or blocks don't suffice."""
+    def _schedule_steady(self, threshold: int) -> _Batch | None:
+        """All running requests by the calendar, those in their prompts behind it; None where somebody else is among them, or
+        tokens or blocks don't suffice."""
         steady = self._steady
         if steady is None:
             return None
-        stop = "running_empty"
-        if len(steady) > self.config.max_num_batched_tokens or not self._decode_steadily(steady):
-            if len(steady) > self.config.max_num_batched_tokens or self.config.scheduling_policy == "priority":
+        batch = _Batch(self.config.max_num_batched_tokens - len(steady))
+        batch.steady = True
+        if len(steady) < len(self.running):
+            if batch.budget <= 0 or not self._prompts_fit(steady, threshold, batch.budget):
                 self._leave_steady()
                 return None
-            stop = self._decode_with_victims(steady)
-        batch = _Batch(self.config.max_num_batched_tokens - len(steady))
-        batch.steady, batch.stop_running = True, stop
+            self._decode_steadily(steady)
+            self._feed_prompts(self.running[len(steady) :], threshold, batch)
+        elif batch.budget < 0 or not self._decode_steadily(steady):
+            if batch.budget < 0 or self.config.scheduling_policy == "priority":
+                self._leave_steady()
+                return None
+            batch.stop_running = self._decode_with_victims(steady)
+            batch.budget = self.config.max_num_batched_tokens - len(steady)
         return batch
+
+    def _prompts_fit(self, steady: Steady, threshold: int, budget: int) -> bool:
+        """Whether there are blocks for one more token of each member, and for what those behind them can feed."""
+        limit, needed = self.config.max_model_len, len(steady.opening())
+        for seq in self.running[len(steady) :]:
+            num_new = self._wanted(seq, seq.num_computed_tokens, threshold, budget)
+            target = seq.num_computed_tokens + num_new
+            if limit is not None and target >= limit:
+                return False
+            needed += self.blocks.blocks_needed(seq, target)
+            budget -= num_new
+        return needed <= self.blocks.pool.num_free
+
+    def _feed_prompts(self, seqs: list[Sequence], threshold: int, batch: _Batch) -> None:
+        """A chunk of each, in order, until the budget is used up."""
+        for seq in seqs:
+            if batch.budget == 0:
+                batch.stop_running = "token_budget"
+                break
+            computed = seq.num_computed_tokens
+            wanted = seq.num_tokens - computed
+            num_new = self._wanted(seq, computed, threshold, batch.budget)
+            self.blocks.allocate_slots(seq, computed + num_new)
+            self._log_chunk(seq, wanted, num_new, threshold)
+            batch.admit(seq, num_new, -1, 0)
+            if batch.budget == 0 and cut_by_budget(wanted, num_new, threshold):
+                batch.stop_running = "token_budget"
 
     def _decode_with_victims(self, steady: Steady) -> str:
         """Members in running order, each with a block if need be from the newest. Says why it stopped."""
@@ -174,7 +209,7 @@ class VllmScheduler:
     def upcoming(self) -> tuple[SteadyBatch, int] | None:
         """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
         steady = self._steady
-        if steady is None or not len(steady):
+        if steady is None or not len(steady) or len(steady) < len(self.running):
             return None
         budget = self.config.max_num_batched_tokens - len(steady)
         if budget < 0 or self._closed(budget) is None:
@@ -190,15 +225,21 @@ class VllmScheduler:
         assert steady is not None and max_rounds > 0, max_rounds
         budget = self.config.max_num_batched_tokens - len(steady)
         out = StretchLog(self.log, steady, self.running, budget, self._closed(budget), "running_empty")
-        pool = self.blocks.pool
-        for _ in range(min(max_rounds, steady.rounds_to_end())):
+        blocks, pool = self.blocks, self.blocks.pool
+        left = min(max_rounds, steady.rounds_to_end())
+        while left:
+            if quiet := steady.quiet_rounds(left - 1):  # the last one may end somebody
+                out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
+                steady.age += quiet
+                left -= quiet
             if len(steady.opening()) > pool.num_free:
                 break
-            out.begin_round(pool.num_free)
+            started = pool.num_free
             self._decode_steadily(steady)
-            out.scheduled(pool.num_free)
+            scheduled = pool.num_free
             self._end_members(steady, out.finished)
-            out.end_round(self.blocks.cached_free_blocks)
+            out.round(started, scheduled, blocks.cached_free_blocks)
+            left -= 1
         return out.stretch(pool.num_free, len(self.waiting), len(self.running), len(self.skipped))
 
     def _steady_batch(self, batch: _Batch) -> SteadyBatch:
@@ -206,7 +247,8 @@ class VllmScheduler:
         extra = None
         self._scheduled = batch.seqs
         if batch.seqs:
-            extra = extra_rows(batch.seqs, batch.num_new, batch.cached)
+            start = [seq.num_computed_tokens for seq in batch.seqs]
+            extra = extra_rows(batch.seqs, batch.num_new, batch.cached, start)
             for seq, num_new in zip(batch.seqs, batch.num_new, strict=True):
                 seq.num_computed_tokens += num_new
         return self._steady.batch(self.running, extra)
@@ -217,17 +259,30 @@ class VllmScheduler:
             self._steady = self._running_slots = None
 
     def _enter_steady(self) -> None:
-        """Where all that run have one token to compute, know their outputs and stay within max_model_len.
+        """Where all that run have one token to compute, know their outputs and stay within max_model_len, but for a few behind
+        them that are in their prompts.
 
         And where the free blocks last for a while: who preempts in every round has to go one by one anyway.
         """
-        scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * len(self.running)
-        if self.one_by_one or scarce or not all(self._is_steady(seq) for seq in reversed(self.running)):
+        running = self.running
+        scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * len(running)
+        if self.one_by_one or scarce:
+            return
+        in_prompts = 0
+        while in_prompts < min(MOST_IN_PROMPTS, len(running)) and self._in_prompt(running[-1 - in_prompts]):
+            in_prompts += 1
+        members = running[: len(running) - in_prompts]
+        if not all(self._is_steady(seq) for seq in reversed(members)):
             return
         steady = Steady(self.config.block_size)
-        for seq in self.running:
+        for seq in members:
             steady.join(seq)
         self._steady = steady
+
+    def _in_prompt(self, seq: Sequence) -> bool:
+        """Whether it has known tokens to compute before it decodes (after a preemption generated ones too)."""
+        missing = seq.num_tokens - seq.num_computed_tokens
+        return seq.new.forced and (missing > 1 or (missing == 1 and seq.num_tokens <= seq.new.num_prompt_tokens))
 
     def _is_steady(self, seq: Sequence) -> bool:
         known, limit, new = seq.num_tokens, self.config.max_model_len, seq.new
@@ -490,7 +545,6 @@ class VllmScheduler:
         assert steady is not None
         place = len(steady)  # among the sampled tokens: members all yield one
         self._end_members(steady, round.finished)
-        all_steady = True
         for seq in self._scheduled:
             if seq.num_computed_tokens == seq.num_tokens:
                 if sampled is not None:
@@ -500,11 +554,10 @@ class VllmScheduler:
                 if seq.num_tokens >= seq.num_final_tokens:
                     self.running.remove(seq)
                     self._finish(seq, round.finished)
-                    continue
-            all_steady = all_steady and self._is_steady(seq)
-            if all_steady:
-                steady.join(seq)
-        if not all_steady:
+        while len(steady) < len(self.running) and self._is_steady(self.running[len(steady)]):
+            steady.join(self.running[len(steady)])
+        behind = self.running[len(steady) :]
+        if len(behind) > MOST_IN_PROMPTS or not all(self._in_prompt(seq) for seq in behind):
             self._leave_steady()
 
     def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
