@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+import benchctl.build as build
 import benchctl.replay
 from benchctl.build import build_command, build_run
 from benchctl.config import ReplayOptions
@@ -188,6 +190,31 @@ def test_stretches_are_what_their_rounds_are_on_random_traces(tmp_path: Path, co
             options = replace(options, profile=str(profile))
         assert_equal(options, tmp_path / str(number), counted, (number, options))
     assert counted.rounds > counted.stretches > 0
+
+
+@pytest.mark.parametrize("group", list(cases()), ids=lambda group: f"{group.start}-{group.stop - 1}")
+def test_keys_decide_as_the_ids_they_stand_for(
+    tmp_path: Path, counted: Counted, group: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that nobody else can hit are hidden from lookups, and not counted: every hit, miss and eviction stays the same."""
+    counted.on = True
+    hits = 0
+    for number in group:
+        rows, options = random_case(number)
+        trace = write_trace(tmp_path / f"{number}.jsonl", [{"benchctl_trace": 1, "block_size": 16}, *rows])
+        options = replace(options, trace=str(trace), engine="null", overlap=None, profile=None)
+        found = []
+        for spelled in (False, True):
+            with monkeypatch.context() as patch:
+                if spelled:
+                    patch.setattr(build, "block_keys", lambda *_: SimpleNamespace(of=lambda request: None))
+                ((result, _),) = replayed(options, tmp_path / f"{number}-{spelled}")
+            assert result.error is None and result.folder is not None, (number, result.error)
+            found.append(tables(result.folder))
+        for table in records.TABLES:
+            assert found[0][table].equals(found[1][table]), (number, table)
+        hits += found[0]["blocks"].filter(pl.col("event") == "share").height
+    assert hits
 
 
 def test_compact_records_read_as_full_ones_row_for_row(tmp_path: Path, counted: Counted) -> None:

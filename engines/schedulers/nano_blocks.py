@@ -165,6 +165,8 @@ class NanoBlockManager:
 
     def hidden(self, seqs: Iterable[Sequence]) -> list[int]:
         """Hashed blocks that are in no table of hashes: those that `seqs`, who hold blocks, hide, and free ones."""
+        if not self.caching:
+            return []
         return self.pool.hidden() + [
             block for seq in seqs for block in seq.block_table[seq.hidden_from : seq.num_hashed_blocks]
         ]

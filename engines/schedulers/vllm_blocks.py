@@ -164,6 +164,8 @@ class VllmBlockManager:
 
     def hashed(self, seqs: Iterable[Sequence]) -> list[int]:
         """Blocks that hold reusable KV, ascending: keyed ones, those that `seqs`, who hold blocks, hide, and free ones nobody looks for."""
+        if not self.caching:
+            return []
         hidden = [block for seq in seqs for block in seq.block_table[seq.hidden_from : seq.num_hashed_blocks]]
         keyed = [block for block, key in enumerate(self.hash) if key is not None]
         return sorted(keyed + hidden + self.pool.hidden())
