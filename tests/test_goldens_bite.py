@@ -20,7 +20,9 @@ from tests import test_goldens
 from tests.golden_cases import FOLDER, case_names, load_case
 
 SOURCE = Path(engines.schedulers.__file__).parent
-MODULES = ("decisions", "sequence", "block_pool", "steady", "{policy}_blocks", "vllm_queue", "{policy}")
+MODULES = (
+    "decisions", "sequence", "block_pool", "steady", "{policy}_blocks", "vllm_queue", "vllm_batch", "vllm_blocks", "vllm_calendar", "{policy}",
+)  # fmt: skip
 
 BROKEN = [
     # rule, policy, file, text, broken into

@@ -15,16 +15,17 @@ import numpy as np
 from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, ROUNDS_OF_EDGES, Steady, StretchLog, extra_rows, in_order
+from engines.schedulers.steady import Steady
+from engines.schedulers.vllm_batch import RoundBatch, cut_by_budget
 from engines.schedulers.vllm_blocks import VllmBlockManager
+from engines.schedulers.vllm_calendar import CalendarRounds
 from engines.schedulers.vllm_config import NULL_BLOCKS as NULL_BLOCKS
 from engines.schedulers.vllm_config import check_config
 from engines.schedulers.vllm_queue import FcfsQueue, PriorityQueue
-from engines.steady_batch import SteadyBatch, Stretch
+from engines.steady_batch import SteadyBatch
 
 POLICY = "vllm 0.33.0, synchronous"
 DEFAULT_BLOCK_SIZE = 16
-MOST_IN_PROMPTS = 4  # requests behind the calendar's; with more, all are handled by columns
 KNOBS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -40,10 +41,12 @@ KNOBS = (
 )
 
 
-class VllmScheduler:
+class VllmScheduler(CalendarRounds):
     """A running list, a waiting queue and a block manager. `log_decisions`, `one_by_one`: for measuring and for tests."""
 
     name = "vllm"
+    # Named here too: what runs many rounds at once asks which class says what a round is.
+    upcoming, advance = CalendarRounds.upcoming, CalendarRounds.advance
 
     def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
@@ -54,12 +57,12 @@ class VllmScheduler:
         self.blocks = VllmBlockManager(
             config.num_blocks, config.block_size, config.max_model_len, config.enable_prefix_caching, self.log
         )
-        self.waiting = (PriorityQueue if config.scheduling_policy == "priority" else FcfsQueue)(self._make_sequence)
+        self.waiting: FcfsQueue | PriorityQueue = (
+            PriorityQueue if config.scheduling_policy == "priority" else FcfsQueue
+        )(self._make_sequence)
         self.skipped: set[int] = set()  # requests passed over and not admitted since
         self.running: list[Sequence] = []
-        self._steady = (
-            None if one_by_one else Steady(config.block_size)
-        )  # all of `running`; None: somebody else is among them
+        self._steady = None if one_by_one else Steady(config.block_size)
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -133,163 +136,7 @@ class VllmScheduler:
             num_evicted=self.log.num_evicted,
         )
 
-    def _schedule_steady(self, threshold: int) -> _Batch | None:
-        """All running requests by the calendar, those in their prompts behind it; None where somebody else is among them, or
-        tokens or blocks don't suffice."""
-        steady = self._steady
-        if steady is None:
-            return None
-        batch = _Batch(self.config.max_num_batched_tokens - len(steady))
-        batch.steady = True
-        if len(steady) < len(self.running):
-            if batch.budget <= 0 or not self._prompts_fit(steady, threshold, batch.budget):
-                self._leave_steady()
-                return None
-            self._decode_steadily(steady)
-            self._feed_prompts(self.running[len(steady) :], threshold, batch)
-        elif batch.budget < 0 or not self._decode_steadily(steady):
-            if batch.budget < 0 or self.config.scheduling_policy == "priority":
-                self._leave_steady()
-                return None
-            batch.stop_running = self._decode_with_victims(steady)
-            batch.budget = self.config.max_num_batched_tokens - len(steady)
-        return batch
-
-    def _prompts_fit(self, steady: Steady, threshold: int, budget: int) -> bool:
-        """Whether there are blocks for one more token of each member, and for what those behind them can feed."""
-        limit, needed = self.config.max_model_len, len(steady.opening())
-        for seq in self.running[len(steady) :]:
-            num_new = self._wanted(seq, seq.num_computed_tokens, threshold, budget)
-            target = seq.num_computed_tokens + num_new
-            if limit is not None and target >= limit:
-                return False
-            needed += self.blocks.blocks_needed(seq, target)
-            budget -= num_new
-        return needed <= self.blocks.pool.num_free
-
-    def _feed_prompts(self, seqs: list[Sequence], threshold: int, batch: _Batch) -> None:
-        """A chunk of each, in order, until the budget is used up."""
-        for seq in seqs:
-            if batch.budget == 0:
-                batch.stop_running = "token_budget"
-                break
-            computed = seq.num_computed_tokens
-            wanted = seq.num_tokens - computed
-            num_new = self._wanted(seq, computed, threshold, batch.budget)
-            self.blocks.allocate_slots(seq, computed + num_new)
-            self._log_chunk(seq, wanted, num_new, threshold)
-            batch.admit(seq, num_new, -1, 0)
-            if batch.budget == 0 and cut_by_budget(wanted, num_new, threshold):
-                batch.stop_running = "token_budget"
-
-    def _decode_with_victims(self, steady: Steady) -> str:
-        """Members in running order, each with a block if need be from the newest. Says why it stopped."""
-        filling = list(steady.filling()) if self.blocks.caching else NOBODY
-        for seq, opens, fills in list(in_order(list(steady.opening()), filling)):
-            if not seq.block_table:
-                continue  # a victim: taken before its turn
-            while opens and not self.blocks.pool.num_free:
-                victim = self.running.pop()
-                self._preempt(victim, seq, 1)
-                if victim is seq:
-                    return "self_preempted"
-            self.blocks.decode_edges([seq] if opens else NOBODY, [seq] if fills else NOBODY, steady.age)
-        return "running_empty"
-
-    def _decode_steadily(self, steady: Steady) -> bool:
-        """Blocks for one more token of each member. False: there are not enough, and nothing changed."""
-        opening = steady.opening()
-        if len(opening) > self.blocks.pool.num_free:
-            return False
-        filling = steady.filling() if self.blocks.caching else NOBODY
-        if opening or filling:
-            self.blocks.decode_edges(opening, filling, steady.age)
-        return True
-
-    def upcoming(self) -> tuple[SteadyBatch, int] | None:
-        """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
-        steady = self._steady
-        if steady is None or not len(steady) or len(steady) < len(self.running):
-            return None
-        budget = self.config.max_num_batched_tokens - len(steady)
-        if budget < 0 or self._closed(budget) is None:
-            return None
-        return steady.batch(self.running), steady.rounds_to_end()
-
-    def advance(self, max_rounds: int) -> Stretch | None:
-        """So many rounds, `update` included, or up to the first that ends somebody or wants for a block. None: not one.
-
-        Right after `upcoming` gave a batch.
-        """
-        steady = self._steady
-        assert steady is not None and max_rounds > 0, max_rounds
-        budget = self.config.max_num_batched_tokens - len(steady)
-        out = StretchLog(self.log, steady, self.running, budget, self._closed(budget), "running_empty")
-        blocks, pool = self.blocks, self.blocks.pool
-        left = min(max_rounds, steady.rounds_to_end())
-        while left:
-            if quiet := steady.quiet_rounds(left - 1):  # the last one may end somebody
-                out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
-                steady.age += quiet
-                left -= quiet
-            if len(steady.opening()) > pool.num_free:
-                break
-            started = pool.num_free
-            self._decode_steadily(steady)
-            scheduled = pool.num_free
-            self._end_members(steady, out.finished)
-            out.round(started, scheduled, blocks.cached_free_blocks)
-            left -= 1
-        return out.stretch(pool.num_free, len(self.waiting), len(self.running), len(self.skipped))
-
-    def _steady_batch(self, batch: _Batch) -> SteadyBatch:
-        assert self._steady is not None
-        extra = None
-        self._scheduled = batch.seqs
-        if batch.seqs:
-            start = [seq.num_computed_tokens for seq in batch.seqs]
-            extra = extra_rows(batch.seqs, batch.num_new, batch.cached, start)
-            for seq, num_new in zip(batch.seqs, batch.num_new, strict=True):
-                seq.num_computed_tokens += num_new
-        return self._steady.batch(self.running, extra)
-
-    def _leave_steady(self) -> None:
-        if self._steady is not None:
-            self._steady.settle(self.columns, self.running)
-            self._steady = self._running_slots = None
-
-    def _enter_steady(self) -> None:
-        """Where all that run have one token to compute, know their outputs and stay within max_model_len, but for a few behind
-        them that are in their prompts.
-
-        And where the free blocks last for a while: who preempts in every round has to go one by one anyway.
-        """
-        running = self.running
-        scarce = self.blocks.pool.num_free * self.config.block_size < ROUNDS_OF_EDGES * len(running)
-        if self.one_by_one or scarce:
-            return
-        in_prompts = 0
-        while in_prompts < min(MOST_IN_PROMPTS, len(running)) and self._in_prompt(running[-1 - in_prompts]):
-            in_prompts += 1
-        members = running[: len(running) - in_prompts]
-        if not all(self._is_steady(seq) for seq in reversed(members)):
-            return
-        steady = Steady(self.config.block_size)
-        for seq in members:
-            steady.join(seq)
-        self._steady = steady
-
-    def _in_prompt(self, seq: Sequence) -> bool:
-        """Whether it has known tokens to compute before it decodes (after a preemption generated ones too)."""
-        missing = seq.num_tokens - seq.num_computed_tokens
-        return seq.new.forced and (missing > 1 or (missing == 1 and seq.num_tokens <= seq.new.num_prompt_tokens))
-
-    def _is_steady(self, seq: Sequence) -> bool:
-        known, limit, new = seq.num_tokens, self.config.max_model_len, seq.new
-        decodes = known - seq.num_computed_tokens == 1 and known > new.num_prompt_tokens
-        return decodes and new.forced and (limit is None or known < limit)
-
-    def _columns_of(self, batch: _Batch, num_running: int) -> ScheduledBatch:
+    def _columns_of(self, batch: RoundBatch, num_running: int) -> ScheduledBatch:
         columns, scheduled = self.columns, batch.seqs
         if len(scheduled) == num_running and batch.slots is not None:
             slots, num_new = batch.slots, batch.running_num_new
@@ -317,7 +164,7 @@ class VllmScheduler:
             num_new = threshold
         return min(num_new, budget)
 
-    def _schedule_running_at_once(self, threshold: int) -> _Batch | None:
+    def _schedule_running_at_once(self, threshold: int) -> RoundBatch | None:
         """All running requests by columns; None where blocks don't suffice for all of them, tokens for all but the last, or one
         wants nothing."""
         if self.one_by_one:
@@ -351,11 +198,11 @@ class VllmScheduler:
             seq = self.running[i]
             self.blocks.allocate_slots(seq, int(target[i]))
             self._log_chunk(seq, int(known[i] - computed[i]), int(num_new[i]), threshold)
-        batch = _Batch(budget)
+        batch = RoundBatch(budget)
         batch.seqs, batch.slots, batch.running_num_new, batch.stop_running = list(self.running), slots, num_new, stop
         return batch
 
-    def _schedule_running_one_by_one(self, threshold: int) -> _Batch:
+    def _schedule_running_one_by_one(self, threshold: int) -> RoundBatch:
         """The source's loop. A request that gets no blocks preempts others, and itself if nobody else is left."""
         config, running, log = self.config, self.running, self.log
         by_priority = config.scheduling_policy == "priority"
@@ -403,7 +250,7 @@ class VllmScheduler:
                 stop = "self_preempted"
                 break
             # By priority the next one now stands where this one stood, and is served.
-        batch = _Batch(budget)
+        batch = RoundBatch(budget)
         batch.seqs, batch.stop_running = list(scheduled), stop
         batch.running_num_new = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
         return batch
@@ -437,7 +284,7 @@ class VllmScheduler:
         self.waiting.put_back([victim])
         self._running_slots = None
 
-    def _schedule_waiting(self, batch: _Batch, threshold: int) -> str:
+    def _schedule_waiting(self, batch: RoundBatch, threshold: int) -> str:
         """Admit from the head until tokens, seats or blocks run out; pass over only those whose adapter has no place."""
         config, log, running = self.config, self.log, self.running
         adapters = {seq.new.adapter for seq in running if seq.new.adapter} if config.max_loras is not None else set()
@@ -539,34 +386,6 @@ class VllmScheduler:
         round.cached_free_blocks = self.blocks.cached_free_blocks
         round.waiting, round.running, round.skipped = len(self.waiting), len(self.running), len(self.skipped)
 
-    def _update_steady(self, round: Round, sampled: Int64Array | None) -> None:
-        """The members by the calendar, then the round's admissions, who may become members."""
-        steady = self._steady
-        assert steady is not None
-        place = len(steady)  # among the sampled tokens: members all yield one
-        self._end_members(steady, round.finished)
-        for seq in self._scheduled:
-            if seq.num_computed_tokens == seq.num_tokens:
-                if sampled is not None:
-                    seq.take_sampled(int(sampled[place]))
-                    place += 1
-                seq.num_tokens += 1
-                if seq.num_tokens >= seq.num_final_tokens:
-                    self.running.remove(seq)
-                    self._finish(seq, round.finished)
-        while len(steady) < len(self.running) and self._is_steady(self.running[len(steady)]):
-            steady.join(self.running[len(steady)])
-        behind = self.running[len(steady) :]
-        if len(behind) > MOST_IN_PROMPTS or not all(self._in_prompt(seq) for seq in behind):
-            self._leave_steady()
-
-    def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
-        """The calendar's next round is over."""
-        for seq in steady.step():
-            del self.running[steady.remove(seq)]
-            seq.num_tokens = seq.num_final_tokens
-            self._finish(seq, finished)
-
     def _finish(self, seq: Sequence, finished: list[tuple[int, str]]) -> None:
         if seq.finish_reason is None:
             asked = seq.new.num_prompt_tokens + seq.new.num_output_tokens
@@ -592,42 +411,3 @@ class VllmScheduler:
 
     def block_table(self, request: int) -> list[int]:
         return next((list(s.block_table) for s in self.running if s.request == request), [])
-
-
-class _Batch:
-    """A round's work while it is gathered: the running requests by column, then the admissions one by one."""
-
-    __slots__ = (
-        "budget",
-        "cached",
-        "num_new",
-        "queried_tokens",
-        "running_num_new",
-        "seqs",
-        "slots",
-        "steady",
-        "stop_running",
-    )
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.seqs: list[Sequence] = []
-        self.slots: Int64Array | None = None
-        self.steady = False  # the running are not among `seqs`: the calendar has them
-        self.running_num_new = np.empty(0, dtype=np.int64)
-        self.num_new: list[int] = []
-        self.cached: list[int] = []
-        self.queried_tokens = 0
-        self.stop_running = "running_empty"
-
-    def admit(self, seq: Sequence, num_new: int, num_cached: int, queried: int) -> None:
-        self.seqs.append(seq)
-        self.num_new.append(num_new)
-        self.cached.append(num_cached)
-        self.budget -= num_new
-        self.queried_tokens += queried
-
-
-def cut_by_budget(wanted: int, given: int, threshold: int) -> bool:
-    """Whether the token budget, and not the long-prefill threshold, left a request with fewer tokens than it wants."""
-    return given < wanted and given != threshold
