@@ -213,6 +213,11 @@ def test_keys_decide_as_the_ids_they_stand_for(
             found.append(tables(result.folder))
         for table in records.TABLES:
             assert found[0][table].equals(found[1][table]), (number, table)
+        # Without a log nobody is told what fills a block that is hidden.
+        ((result, _),) = replayed(replace(options, records="summary"), tmp_path / f"{number}-summary")
+        assert result.error is None and result.folder is not None, (number, result.error)
+        for table in records.RECORDED["summary"]:
+            assert tables(result.folder)[table].equals(found[0][table]), (number, table)
         hits += found[0]["blocks"].filter(pl.col("event") == "share").height
     assert hits
 

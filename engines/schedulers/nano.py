@@ -43,7 +43,7 @@ class NanoScheduler:
         self.waiting: deque[Sequence | NewRequest] = deque()  # a request becomes a sequence when it is first looked at
         self.running: list[Sequence] = []
         # The first `max_num_seqs` of `running`; None: they have to be gone through one by one.
-        self._steady = None if one_by_one else Steady(config.block_size)
+        self._steady = None if one_by_one else Steady(config.block_size, self.log.enabled)
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -129,21 +129,29 @@ class NanoScheduler:
         steady = self._steady
         if steady is None or not len(steady):
             return None
-        if not self._decode_steadily(steady):
-            for seq in list(steady.opening()):
-                # Victims come from the end of `running`, so one that is met here was taken before its turn.
-                if seq.block_table and not self._open_block(seq):
-                    return "self_preempted"
+        if not self._decode_steadily(steady) and not self._open_with_victims(list(steady.opening())):
+            return "self_preempted"
         return self._stop_running(steady)
 
-    def _open_block(self, seq: Sequence) -> bool:
-        """A block for a member, if need be from the newest of those that run. False: it had to give up itself."""
-        while not self.blocks.pool.num_free:
-            victim = self.running.pop()
-            self._preempt(victim, wanted_by=seq)
-            if victim is seq:
-                return False
-        self.blocks.open_blocks([seq])
+    def _open_with_victims(self, opening: list[Sequence]) -> bool:
+        """A block for each, in running order, if need be from the newest of those that run. False: one had to give up itself."""
+        pool, at = self.blocks.pool, 0
+        while at < len(opening):
+            # Victims come from the end of `running`, so one that is met here was taken before its turn.
+            fits: list[Sequence] = []
+            while at < len(opening) and len(fits) < pool.num_free:
+                if opening[at].block_table:
+                    fits.append(opening[at])
+                at += 1
+            if fits:
+                self.blocks.open_blocks(fits)
+            elif not opening[at].block_table:
+                at += 1
+            else:
+                victim = self.running.pop()
+                self._preempt(victim, wanted_by=opening[at])
+                if victim is opening[at]:
+                    return False
         return True
 
     def _decode_steadily(self, steady: Steady) -> bool:
@@ -193,7 +201,7 @@ class NanoScheduler:
             # The last one may end somebody; and each round says whom it holds.
             if not (lacking and self.log.enabled) and (quiet := steady.quiet_rounds(left - 1)):
                 out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
-                steady.age += quiet
+                steady.skip(quiet)
                 left -= quiet
             if len(steady.opening()) > pool.num_free:
                 break
@@ -220,7 +228,7 @@ class NanoScheduler:
         if steady is None:
             if self.one_by_one:
                 return
-            steady = self._steady = Steady(self.config.block_size)
+            steady = self._steady = Steady(self.config.block_size, self.log.enabled)
         for seq in self.running[len(steady) : size]:
             if not seq.new.forced:
                 self._leave_steady()
@@ -409,6 +417,8 @@ class NanoScheduler:
         return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
+        if self._steady is not None:
+            self._steady.count_hashed(self.running)
         return sorted([*self.blocks.hash_to_block.values(), *self.blocks.hidden(self._admitted())])
 
     def block_table(self, request: int) -> list[int]:

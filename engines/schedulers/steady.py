@@ -35,21 +35,28 @@ class Steady:
         "_data",
         "_end_ages",
         "_ends",
+        "_filling",
         "_next_serial",
         "_serials",
         "age",
         "base_sum",
         "block_size",
+        "filled",
     )
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, names_all: bool) -> None:
+        """`names_all`: a full block is told of everybody, not only where others may hit it."""
         self.block_size = block_size
         self.age = 0
+        self.filled = 0  # rounds whose full blocks are findable: `age`, or one more while a round is scheduled
         self.base_sum = 0
         self._base_max: int | None = None  # None: to be found
         self._serials: list[int] = []
         self._next_serial = 0
         self._buckets: dict[int, list[Sequence]] = {}  # base modulo the block size -> members
+        self._filling = (
+            self._buckets if names_all else dict[int, list[Sequence]]()
+        )  # the same of those that are told of
         self._ends: dict[int, list[Sequence]] = {}  # age of its last round -> members
         self._end_ages: list[int] = []  # heap of the keys of `_ends`
         self._data: Int64Array = np.empty(
@@ -88,6 +95,8 @@ class Steady:
         self._next_serial += 1
         self._serials.append(seq.serial)
         self._buckets.setdefault(base % self.block_size, []).append(seq)
+        if self._filling is not self._buckets and seq.hidden_from > seq.num_computed_tokens // self.block_size:
+            self._filling.setdefault(base % self.block_size, []).append(seq)
         # Decoding at `start` makes start + 2 tokens known.
         end = seq.num_final_tokens - 2 - base
         ending = self._ends.get(end)
@@ -110,7 +119,11 @@ class Steady:
         self.base_sum -= seq.base
         if seq.base == self._base_max:
             self._base_max = None
-        self._buckets[seq.base % self.block_size].remove(seq)
+        residue = seq.base % self.block_size
+        self._buckets[residue].remove(seq)
+        if self._filling is not self._buckets and seq in self._filling.get(residue, NOBODY):
+            self._filling[residue].remove(seq)
+        seq.num_hashed_blocks = (seq.base + self.age) // self.block_size
         seq.serial = NO_MEMBER
         return place
 
@@ -132,16 +145,14 @@ class Steady:
         return self._buckets.get(-self.age % self.block_size, NOBODY)
 
     def filling(self) -> list[Sequence]:
-        """Members whose token of this round is the last of a block."""
-        return self._buckets.get((-1 - self.age) % self.block_size, NOBODY)
+        """Members whose token of this round is the last of a block: all, or those whose block others may hit."""
+        return self._filling.get((-1 - self.age) % self.block_size, NOBODY)
 
     def quiet_rounds(self, most: int) -> int:
         """Rounds to come, at most so many, in which no member's token opens or fills a block."""
-        buckets, size, age = self._buckets, self.block_size, self.age
-        fills = buckets.get(-age % size)  # who fills a block in a round opens one in the next
+        opening, filling, size, age = self._buckets, self._filling, self.block_size, self.age
         for quiet in range(most):
-            opens, fills = fills, buckets.get((-1 - age - quiet) % size)
-            if opens or fills:
+            if opening.get((-age - quiet) % size) or filling.get((-1 - age - quiet) % size):
                 return quiet
         return most
 
@@ -165,12 +176,21 @@ class Steady:
         ended = self._ends.pop(self.age, NOBODY)
         if ended:
             heapq.heappop(self._end_ages)
-        self.age += 1
+        self.age = self.filled = self.age + 1
         return ended
+
+    def skip(self, rounds: int) -> None:
+        """So many quiet rounds are over."""
+        self.age = self.filled = self.age + rounds
 
     def rounds_to_end(self) -> int:
         """Rounds up to and with the first that ends somebody; at least one member."""
         return self._end_ages[0] - self.age + 1
+
+    def count_hashed(self, running: list[Sequence]) -> None:
+        """Write how many of the members' blocks are findable, for who looks in."""
+        for seq in running[: len(self)]:
+            seq.num_hashed_blocks = (seq.base + self.filled) // self.block_size
 
     def settle(self, columns: Columns, running: list[Sequence]) -> None:
         """Write the members' counters into the columns."""

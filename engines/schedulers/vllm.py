@@ -62,7 +62,7 @@ class VllmScheduler(CalendarRounds):
         )(self._make_sequence)
         self.skipped: set[int] = set()  # requests passed over and not admitted since
         self.running: list[Sequence] = []
-        self._steady = None if one_by_one else Steady(config.block_size)
+        self._steady = None if one_by_one else Steady(config.block_size, self.log.enabled)
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
         self._slots = slots_of([])
@@ -407,6 +407,8 @@ class VllmScheduler(CalendarRounds):
         return self.blocks.pool.free
 
     def hashed_blocks(self) -> list[int]:
+        if self._steady is not None:
+            self._steady.count_hashed(self.running)
         return self.blocks.hashed(self.running)
 
     def block_table(self, request: int) -> list[int]:

@@ -109,20 +109,33 @@ class CalendarRounds(ABC):
         filling = steady.filling() if self.blocks.caching else NOBODY
         if opening or filling:
             self.blocks.decode_edges(opening, filling, steady.age)
+        steady.filled = steady.age + 1
         return True
 
     def _decode_with_victims(self, steady: Steady) -> str:
         """Members in running order, each with a block if need be from the newest. Says why it stopped."""
+        pool, steady.filled = self.blocks.pool, steady.age + 1
         filling = list(steady.filling()) if self.blocks.caching else NOBODY
-        for seq, opens, fills in list(in_order(list(steady.opening()), filling)):
-            if not seq.block_table:
-                continue  # a victim: taken before its turn
-            while opens and not self.blocks.pool.num_free:
+        edges, at = list(in_order(list(steady.opening()), filling)), 0
+        while at < len(edges):
+            # Who holds no block any more is a victim: taken before its turn.
+            opening: list[Sequence] = []
+            filling = []
+            while at < len(edges) and len(opening) + edges[at][1] <= pool.num_free:
+                seq, opens, fills = edges[at]
+                if seq.block_table:
+                    opening += [seq] * opens
+                    filling += [seq] * fills
+                at += 1
+            if opening or filling:
+                self.blocks.decode_edges(opening, filling, steady.age)
+            elif at < len(edges) and not edges[at][0].block_table:
+                at += 1
+            elif at < len(edges):
                 victim = self.running.pop()
-                self._preempt(victim, seq, 1)
-                if victim is seq:
+                self._preempt(victim, edges[at][0], 1)
+                if victim is edges[at][0]:
                     return "self_preempted"
-            self.blocks.decode_edges([seq] if opens else NOBODY, [seq] if fills else NOBODY, steady.age)
         return "running_empty"
 
     def upcoming(self) -> tuple[SteadyBatch, int] | None:
@@ -149,7 +162,7 @@ class CalendarRounds(ABC):
         while left:
             if quiet := steady.quiet_rounds(left - 1):  # the last one may end somebody
                 out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
-                steady.age += quiet
+                steady.skip(quiet)
                 left -= quiet
             if len(steady.opening()) > pool.num_free:
                 break
@@ -216,7 +229,7 @@ class CalendarRounds(ABC):
         members = running[: len(running) - in_prompts]
         if not all(self._is_steady(seq) for seq in reversed(members)):
             return
-        steady = Steady(self.config.block_size)
+        steady = Steady(self.config.block_size, self.log.enabled)
         for seq in members:
             steady.join(seq)
         self._steady = steady
