@@ -7,6 +7,7 @@
 set -uo pipefail
 out=$(realpath "$1")
 limit=${LIMIT:-575} models=${MODELS:-qwen3-8b qwen3-0.6b llama-3.1-8b} shorten=${SHORTEN:-}
+full=${FULL:-600} w10=${W10:-150} # requests of sharegpt-full, of W4 at 10/s
 export PYTHONUNBUFFERED=1 PYTHONPATH=.:benchmarks${PYTHONPATH:+:$PYTHONPATH}
 work=$(mktemp -d) began=$SECONDS
 exec > >(tee "$out/log.txt") 2>&1
@@ -15,7 +16,7 @@ python3 benchmarks/workloads.py "$work/w"
 python3 -m traces.synthetic --full --out "$work/w" >/dev/null
 cp traces/long-prompts.jsonl "$work/w/"
 # About the seconds that a model's list takes: what is left is shared out by them.
-need() { case $1 in *0.6b*) echo 180 ;; llama*) echo 130 ;; *) echo 245 ;; esac }
+need() { case $1 in *0.6b*) echo 175 ;; llama*) echo 100 ;; *) echo 240 ;; esac }
 needed=0
 for model in $models; do needed=$((needed + $(need "$model"))); done
 for model in $models; do
@@ -31,9 +32,9 @@ for model in $models; do
   # At the temperature of docs/performance.md, which takes its whole runs from here.
   offline() { echo "replay $work/w/offline.jsonl $flags --temperature 0.6 --out $work/$model/runs/offline"; }
   if [[ $model == llama* ]]; then
-    { w4 50; w4 20; offline; } >"$work/list"
+    { w4 50; offline; w4 20; } >"$work/list"
   else
-    { full "--num-prompts 600"; w4 50; long; w4 20 "$([[ $model == *8b* ]] && echo "--temperature 0.6")"; offline; w4 10 "--num-prompts 150"; } >"$work/list"
+    { full "--num-prompts $full"; w4 50; long; offline; w4 20 "$([[ $model == *8b* ]] && echo "--temperature 0.6")"; w4 10 "--num-prompts $w10"; } >"$work/list"
   fi
   echo "== $model: ${share} s of ${left} s"
   timeout -s INT -k 8 "$share" python3 benchmarks/commands.py --seconds $((share - 25)) "$work/list" >"$work/$model/out.json" || echo "$model: exit $?"

@@ -155,14 +155,14 @@ def products(c: ModelConfig, rows: int) -> Iterator[Case]:
         size = 2.0 * n * k
         weights = [rand(n, k) for _ in copies(size)]
         x, out = rand(max(rows, 512), k), rand(max(rows, 512), n)
-        config = tuning.few_rows(rows, n, k)
+        config = tuning.few_rows(rows, n, k, x.dtype, x.device)
         if config is None:
             padded = tuning.product_rows(rows, n, k)
             launches = [lambda w=w, a=x[:padded], o=out[:padded]: torch.mm(a, w.t(), out=o) for w in weights]
         else:
             parts = torch.empty(config.splits, rows, n, device="cuda")
             target = parts if config.splits > 1 else out[None, :rows]
-            launches = [lambda w=w, a=x[:rows], o=target, f=config: few_rows_linear(a, w, o, f) for w in weights]
+            launches = [lambda w=w, a=x, o=target, f=config: few_rows_linear(a, w, o, f) for w in weights]
         yield f"{name} {k}→{n}", size, 2.0 * rows * n * k, launches
 
 

@@ -14,6 +14,8 @@ from engines.kernels.rows import take_rows
 from engines.kernels.sampling import num_blocks, sample
 from engines.kernels.tables import update_tables
 from engines.model.transformer import apply_rope, rms_norm
+from engines.torch_engine import tuning
+from engines.torch_engine.fused_forward import _up_to
 from engines.torch_engine.sampling import row_keys
 from engines.torch_engine.sampling import sample as sample_reference
 
@@ -171,13 +173,35 @@ def test_silu_mul(parts, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 64, 128), (7, 100, 160), (16, 48, 512), (3, 33, 96)])
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "block_m"),
+    [(1, 64, 128, 16), (7, 100, 160, 16), (16, 48, 512, 16), (3, 33, 96, 32), (70, 72, 200, 128)],
+)
 @pytest.mark.parametrize("splits", [1, 3])
-def test_few_rows_linear(rows, n, k, splits, dtype):
-    x, weight = rand(rows, k, dtype=dtype), rand(n, k, dtype=dtype, seed=1)
-    out = torch.full((splits, rows, n), float("nan"), device=DEVICE)
-    few_rows_linear(x, weight, out, FewRowsConfig(block_n=16, block_k=64, splits=splits))
-    close(out.sum(0), x.float() @ weight.float().T, torch.float32 if dtype == torch.float32 else dtype)
+@pytest.mark.parametrize("beyond", [0, 130])  # rows of the buffer that are not asked for
+def test_few_rows_linear(rows, n, k, block_m, splits, beyond, dtype):
+    x, weight = rand(rows + beyond, k, dtype=dtype), rand(n, k, dtype=dtype, seed=1)
+    out = torch.full((splits + 1, rows, n), float("nan"), device=DEVICE)
+    few_rows_linear(x, weight, out[:splits], FewRowsConfig(block_m, 64, 64, splits))
+    close(out[:splits].sum(0), x[:rows].float() @ weight.float().T, torch.float32 if dtype == torch.float32 else dtype)
+    assert out[splits].isnan().all(), "nothing is written beyond the rows asked for"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_partial_sums_have_room_for_every_split_product(dtype):
+    shapes = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (1024, 2048), (1024, 3072), (96, 64)]
+    for n, k in shapes:
+        for rows in range(1, 200):
+            config = tuning.few_rows(rows, n, k, dtype, torch.device(DEVICE))
+            assert config is None or rows <= config.block_m
+            if config is not None:
+                assert config.splits * rows * n <= tuning.partial_sums([(n, k)], dtype, torch.device(DEVICE))
+
+
+def test_more_rows_of_a_buffer_as_far_as_it_goes():
+    buffer = torch.arange(20).view(5, 4)
+    assert torch.equal(_up_to(4, buffer[:2]), buffer[:4])
+    assert torch.equal(_up_to(9, buffer[:2]), buffer) and torch.equal(_up_to(1, buffer[:2]), buffer[:2])
 
 
 @pytest.mark.parametrize("vocab", [100, 4096, 9001])

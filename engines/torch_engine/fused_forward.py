@@ -37,8 +37,18 @@ def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_s
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     per_token = 3 * c.hidden_size + (q + 2 * kv) + 2 * q + 3 * c.intermediate_size
     per_seq = (q + 2 * c.hidden_size + c.vocab_size) * size + 8 * sampling.num_blocks(c.vocab_size)
-    splits = 32 * 512 * c.head_dim * 8 + 4 * 16 * max(q + 2 * kv, 2 * c.intermediate_size) * 4
+    sums = tuning.partial_sums(_products(c), dtype, torch.device("cpu"))  # as on a card that can do all
+    splits = 32 * 512 * c.head_dim * 8 + 4 * sums
     return max_tokens * per_token * size + max_seqs * per_seq + max_model_len * c.head_dim * 4 + splits + (64 << 20)
+
+
+def _products(config: ModelConfig) -> list[tuple[int, int]]:
+    """(outputs, inputs) of a layer's products."""
+    c = config
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    return [
+        (q + 2 * kv, c.hidden_size), (c.hidden_size, q), (2 * c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size),
+    ]  # fmt: skip
 
 
 class FusedForward:
@@ -97,8 +107,7 @@ class FusedForward:
         most = max(n * config.num_splits for n, config in configs)
         self.partial = buffer(most * c.num_heads * c.head_dim, dtype=torch.float32)
         self.lse = buffer(most * c.num_heads, dtype=torch.float32)
-        widest = max(q_size + 2 * c.num_kv_heads * c.head_dim, c.hidden_size, 2 * c.intermediate_size)
-        self.sums = buffer(4 * 16 * widest, dtype=torch.float32)
+        self.sums = buffer(tuning.partial_sums(_products(c), dtype, device), dtype=torch.float32)
 
         angles = torch.arange(max_model_len, device=device, dtype=torch.float32)[:, None] * model.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -132,16 +141,15 @@ class FusedForward:
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """x @ weight.T: in `out`, or as partial sums [splits, rows, N] where a product of few rows is split."""
-        config = tuning.few_rows(x.shape[0], *weight.shape)
+        config = tuning.few_rows(x.shape[0], *weight.shape, x.dtype, x.device)
         rows, n = x.shape[0], weight.shape[0]
+        # Buffers go on beyond the slice; what such rows hold is a number, and nobody reads what comes of it.
         if config is None:
             padded = tuning.product_rows(rows, *weight.shape)
-            if rows < padded <= len(self.x):
-                # Buffers go on beyond the slice; what such rows hold is a number, and nobody reads what comes of it.
-                torch.mm(_rows(x, padded), weight.t(), out=_rows(out, padded))
-            else:
-                torch.mm(x, weight.t(), out=out)
+            more = _up_to(padded, x)
+            torch.mm(more, weight.t(), out=_up_to(len(more), out))
             return out
+        x = _up_to(config.block_m, x)
         if config.splits == 1:
             few_rows_linear(x, weight, out[None], config)
             return out
@@ -248,6 +256,7 @@ class FusedForward:
             paged_attention(q, k_cache, v_cache, out, tables, *tiles, count, most, scale, self.chunk_config)
 
 
-def _rows(tensor: Tensor, num_rows: int) -> Tensor:
-    """The first rows of a buffer of which `tensor` is the beginning."""
-    return tensor.as_strided((num_rows, tensor.shape[1]), tensor.stride())
+def _up_to(num_rows: int, tensor: Tensor) -> Tensor:
+    """The first rows of the buffer of which `tensor` is the beginning, as far as it goes."""
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize // tensor.stride(0)
+    return tensor.as_strided((max(len(tensor), min(num_rows, held)), tensor.shape[1]), tensor.stride())

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from engines.kernels.attention import Config
-from engines.kernels.linear import MAX_FEW_ROWS, FewRowsConfig
+from engines.kernels.linear import FewRowsConfig
 
 
 def decode_attention(num_seqs: int, num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Config:
@@ -35,14 +35,22 @@ def chunk_attention(num_heads: int, kv_heads: int, head_dim: int, block_size: in
     return Config(max(rows, 256), 64, num_warps=8, num_stages=3)
 
 
+def has_copy_engine(device: torch.device) -> bool:
+    """Whether tiles described once come through it; off a card they do in any case."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have; off a card, an H200's."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else 232_448
+
+
 def own_chunk_attention(
     num_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Config | None:
     """Small tiles, several a processor: one's softmax runs beside another's products. None: the copy engine is not there, or
     cannot take such a head out of a row."""
-    if head_dim not in (16, 32, 64, 128, 256) or (
-        device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 9
-    ):
+    if head_dim not in (16, 32, 64, 128, 256) or not has_copy_engine(device):
         return None
     rows = max(16, triton.next_power_of_2(num_heads // kv_heads))
     if head_dim > 128 or dtype == torch.float32:
@@ -53,7 +61,7 @@ def own_chunk_attention(
 # Rows at which the library's product is slower than with some more, on an H200: (n, k) -> {rows of a captured size: rows to run}.
 MORE_ROWS = {
     (6144, 4096): {224: 256, 288: 304, 320: 384, 352: 384},
-    (4096, 4096): {96: 104, 112: 128, 160: 192, 224: 256, 288: 320, 352: 368, 416: 432},
+    (4096, 4096): {160: 192, 224: 256, 288: 320, 352: 368, 416: 432},
     (4096, 12288): {192: 256, 224: 256, 288: 320, 416: 432},
     (24576, 4096): {448: 480},
     (28672, 4096): {448: 464},
@@ -66,12 +74,35 @@ def product_rows(num_rows: int, n: int, k: int) -> int:
     return MORE_ROWS.get((n, k), {}).get(num_rows, num_rows)
 
 
-def few_rows(num_rows: int, n: int, k: int) -> FewRowsConfig | None:
-    """A split product for [num_rows, k] x [n, k], or None where the library's is as fast."""
-    if num_rows > MAX_FEW_ROWS or n * k > 128 << 20 or (n * k > 64 << 20 and num_rows > 8):
+MAX_FEW_ROWS = 128
+
+
+def few_rows(num_rows: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> FewRowsConfig | None:
+    """A split product for [num_rows, k] x [n, k], or None where the library's is as fast or its kernel can't be had."""
+    tiles, small = -(-n // 64), n * k < 8 << 20
+    if dtype == torch.float32 or n > 8192:
+        most = 16
+    elif n > 4096:
+        most = 64 if small else 32
+    else:
+        most = 64 if small and n > 1024 else MAX_FEW_ROWS
+    if num_rows > most or n * k > 128 << 20 or k * dtype.itemsize % 16 or not has_copy_engine(device):
         return None
-    if n >= 4096 and k <= 4096 and n < 16384:
-        return FewRowsConfig(block_n=32, block_k=128, splits=2, num_stages=4)
-    if n * k < 8 << 20:
-        return FewRowsConfig(block_n=32, block_k=256, splits=4)
-    return FewRowsConfig(block_n=32, block_k=256, splits=2)
+    rows = max(16, triton.next_power_of_2(num_rows))
+    splits = max(1, min(128 // tiles, k // 512))
+    if dtype == torch.float32:
+        return FewRowsConfig(rows, 64, 64, splits)
+    several = tiles * splits > 132  # programs a processor
+    step = 64 if several or rows == 128 else 128
+    wanted = min(8 if rows == 128 else 6, max(3, k // splits // step))
+    if several and tiles * splits > 3 * 132:
+        wanted = 4
+    # A step more than there are stages lies in shared memory, with some barriers.
+    stages = min(wanted, (shared_bytes(device) - 1024) // ((64 + rows) * step * dtype.itemsize) - 1)
+    return FewRowsConfig(rows, 64, step, splits, num_stages=stages) if stages >= 2 else None
+
+
+def partial_sums(shapes: list[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> int:
+    """Numbers that the partial sums of one product take at most; shapes: (n, k)."""
+    configs = [(rows, n, few_rows(rows, n, k, dtype, device)) for n, k in shapes for rows in (16, 32, 64, MAX_FEW_ROWS)]
+    return max((c.splits * rows * n for rows, n, c in configs if c is not None), default=1)
