@@ -126,7 +126,7 @@ def prompt_attention(c: ModelConfig, rows: int, prompt: int) -> Case:
     """Fresh prompts of so many tokens, `rows` together."""
     heads, kv_heads, scale = c.num_heads, c.num_kv_heads, c.head_dim**-0.5
     prompts = rows // prompt
-    config = tuning.own_chunk_attention(heads, kv_heads, c.head_dim, torch.bfloat16, torch.device("cuda"))
+    config = tuning.own_chunk_attention(heads, kv_heads, c.head_dim, torch.bfloat16)
     assert config is not None, "this card has no copy engine"
     q, out, caches, tables, columns, num_tiles = setting(
         heads, kv_heads, [(0, prompt)] * prompts, BLOCK_SIZE, 1, config.block_m
@@ -155,7 +155,7 @@ def products(c: ModelConfig, rows: int) -> Iterator[Case]:
         size = 2.0 * n * k
         weights = [rand(n, k) for _ in copies(size)]
         x, out = rand(max(rows, 512), k), rand(max(rows, 512), n)
-        config = tuning.few_rows(rows, n, k, x.dtype, x.device)
+        config = tuning.few_rows(rows, n, k, x.dtype)
         if config is None:
             padded = tuning.product_rows(rows, n, k)
             launches = [lambda w=w, a=x[:padded], o=out[:padded]: torch.mm(a, w.t(), out=o) for w in weights]

@@ -192,10 +192,10 @@ def test_partial_sums_have_room_for_every_split_product(dtype):
     shapes = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (1024, 2048), (1024, 3072), (96, 64)]
     for n, k in shapes:
         for rows in range(1, 200):
-            config = tuning.few_rows(rows, n, k, dtype, torch.device(DEVICE))
+            config = tuning.few_rows(rows, n, k, dtype)
             assert config is None or rows <= config.block_m
             if config is not None:
-                assert config.splits * rows * n <= tuning.partial_sums([(n, k)], dtype, torch.device(DEVICE))
+                assert config.splits * rows * n <= tuning.partial_sums([(n, k)], dtype)
 
 
 def test_more_rows_of_a_buffer_as_far_as_it_goes():

@@ -156,7 +156,7 @@ def test_tiles_are_those_of_the_kernel(heads: int, kv_heads: int, head_dim: int,
     import torch
 
     dtype = torch.float32 if size == 4 else torch.bfloat16
-    config = tuning.own_chunk_attention(heads, kv_heads, head_dim, dtype, torch.device("cpu"))
+    config = tuning.own_chunk_attention(heads, kv_heads, head_dim, dtype)
     config = config or tuning.chunk_attention(heads, kv_heads, head_dim, block_size, dtype)
     assert tile_tokens(heads, kv_heads, head_dim, size, block_size) == config.block_m // (heads // kv_heads)
 

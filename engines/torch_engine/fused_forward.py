@@ -37,7 +37,7 @@ def buffer_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_s
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     per_token = 3 * c.hidden_size + (q + 2 * kv) + 2 * q + 3 * c.intermediate_size
     per_seq = (q + 2 * c.hidden_size + c.vocab_size) * size + 8 * sampling.num_blocks(c.vocab_size)
-    sums = tuning.partial_sums(_products(c), dtype, torch.device("cpu"))  # as on a card that can do all
+    sums = tuning.partial_sums(_products(c), dtype)  # as on a card that can do all
     splits = 32 * 512 * c.head_dim * 8 + 4 * sums
     return max_tokens * per_token * size + max_seqs * per_seq + max_model_len * c.head_dim * 4 + splits + (64 << 20)
 
@@ -71,11 +71,14 @@ class FusedForward:
         self.temperature = temperature
         device, dtype = model.device, model.dtype
         self.group = c.num_heads // c.num_kv_heads
-        self.chunk_config = tuning.chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, k_cache.shape[2], dtype)
+        self.card = tuning.card_of(device)
+        self.chunk_config = tuning.chunk_attention(
+            c.num_heads, c.num_kv_heads, c.head_dim, k_cache.shape[2], dtype, self.card
+        )
         # One for all rounds with chunks, so that no round meets a kernel that is not compiled yet.
         self.single_config = replace(self._decode_config(512), num_splits=1)
         # Chunks whose keys are mostly older than the round read them as decodes do, with larger tiles.
-        self.own_config = tuning.own_chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, dtype, device)
+        self.own_config = tuning.own_chunk_attention(c.num_heads, c.num_kv_heads, c.head_dim, dtype, self.card)
         self.tokens_per_tile = (self.own_config or self.chunk_config).block_m // self.group
         self.tokens_per_paged_tile = self.chunk_config.block_m // self.group
 
@@ -107,7 +110,7 @@ class FusedForward:
         most = max(n * config.num_splits for n, config in configs)
         self.partial = buffer(most * c.num_heads * c.head_dim, dtype=torch.float32)
         self.lse = buffer(most * c.num_heads, dtype=torch.float32)
-        self.sums = buffer(tuning.partial_sums(_products(c), dtype, device), dtype=torch.float32)
+        self.sums = buffer(tuning.partial_sums(_products(c), dtype, self.card), dtype=torch.float32)
 
         angles = torch.arange(max_model_len, device=device, dtype=torch.float32)[:, None] * model.inv_freq
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -141,7 +144,7 @@ class FusedForward:
 
     def _linear(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """x @ weight.T: in `out`, or as partial sums [splits, rows, N] where a product of few rows is split."""
-        config = tuning.few_rows(x.shape[0], *weight.shape, x.dtype, x.device)
+        config = tuning.few_rows(x.shape[0], *weight.shape, x.dtype, self.card)
         rows, n = x.shape[0], weight.shape[0]
         # Buffers go on beyond the slice; what such rows hold is a number, and nobody reads what comes of it.
         if config is None:
