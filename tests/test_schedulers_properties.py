@@ -253,6 +253,35 @@ def test_any_trace_ends_and_both_paths_decide_the_same(
         )
 
 
+@pytest.mark.parametrize(
+    ("policy", "method"),
+    [("nano", "_schedule_decode_one_by_one"), ("vllm", "_schedule_running_one_by_one"), ("vllm", "_wanted")],
+)
+def test_a_changed_loop_over_the_running_is_what_runs(policy: str, method: str) -> None:
+    base = type(SCHEDULERS[policy].build(SchedulerConfig(num_blocks=64, block_size=4)))
+    calls = []
+
+    def counted(self: Any, *args: Any) -> Any:
+        calls.append(method)
+        return getattr(super(changed, self), method)(*args)
+
+    changed: Any = type("Changed", (base,), {method: counted})
+    decided = []
+    for kind in (base, changed):
+        scheduler = kind(SchedulerConfig(num_blocks=64, block_size=4))
+        for i in range(3):
+            ids = np.arange(30)
+            assert scheduler.add(NewRequest(i, f"r{i}", 6, 24, lambda ids=ids: ids, forced=True)) is None
+        rounds = []
+        while scheduler.has_unfinished():
+            rounds.append(scheduler.schedule())
+            scheduler.update(rounds[-1], None)
+        decided.append(comparable(rounds))
+    assert decided[0] == decided[1]
+    decodes = sum(bool(row[0][3] and row[0][3][0]) for row in decided[0])
+    assert decodes >= 20 and len(calls) >= decodes
+
+
 @settings(max_examples=100, deadline=None)
 @given(worlds())
 def test_the_log_can_be_left_out_without_changing_a_decision(

@@ -36,7 +36,9 @@ class NanoScheduler:
     def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
         self.config = config
-        self.one_by_one = one_by_one
+        # A subclass that changes the loop over the running has it run.
+        changed = type(self)._schedule_decode_one_by_one is not NanoScheduler._schedule_decode_one_by_one
+        self.one_by_one = one_by_one = one_by_one or changed
         self.columns = Columns()
         self.log = RoundLog(log_decisions)
         self.blocks = NanoBlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching, self.log)

@@ -51,7 +51,11 @@ class VllmScheduler(CalendarRounds):
     def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
         self.config = config
-        self.one_by_one = one_by_one
+        # A subclass that changes the loop over the running has it run.
+        self.one_by_one = one_by_one = one_by_one or any(
+            getattr(type(self), name) is not getattr(VllmScheduler, name)
+            for name in ("_wanted", "_schedule_running_one_by_one")
+        )
         self.columns = Columns()
         self.log = RoundLog(log_decisions)
         self.blocks = VllmBlockManager(
