@@ -17,9 +17,10 @@ import numpy as np
 from engines.interface import Int64Array, NewRequest, Rejection, Round, ScheduledBatch, SchedulerConfig
 from engines.schedulers.decisions import RoundLog
 from engines.schedulers.nano_blocks import NanoBlockManager
+from engines.schedulers.nano_calendar import DecodesByCalendar
 from engines.schedulers.sequence import Columns, Sequence, append_tokens, build_batch, slots_of
-from engines.schedulers.steady import NOBODY, Steady, StretchLog, admissions_alone, in_order
-from engines.steady_batch import ExtraRows, SteadyBatch, Stretch
+from engines.schedulers.steady import Steady, admissions_alone
+from engines.steady_batch import ExtraRows, SteadyBatch
 from traces.errors import BenchctlError
 
 POLICY = "nano-vllm bb823b3"
@@ -28,10 +29,12 @@ NULL_BLOCKS = 0
 KNOBS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching")
 
 
-class NanoScheduler:
+class NanoScheduler(DecodesByCalendar):
     """Two queues and a block manager. `log_decisions=False` and `one_by_one=True` are for measuring and for tests."""
 
     name = "nano"
+    # Named here too: what runs many rounds at once asks which class says what a round is.
+    upcoming, advance = DecodesByCalendar.upcoming, DecodesByCalendar.advance
 
     def __init__(self, config: SchedulerConfig, *, log_decisions: bool | str = True, one_by_one: bool = False) -> None:
         check_config(config)
@@ -44,7 +47,6 @@ class NanoScheduler:
         self.blocks = NanoBlockManager(config.num_blocks, config.block_size, config.enable_prefix_caching, self.log)
         self.waiting: deque[Sequence | NewRequest] = deque()  # a request becomes a sequence when it is first looked at
         self.running: list[Sequence] = []
-        # The first `max_num_seqs` of `running`; None: they have to be gone through one by one.
         self._steady = None if one_by_one else Steady(config.block_size, self.log.enabled)
         self._running_slots: Int64Array | None = None  # of `running`; None: it changed
         self._scheduled: list[Sequence] = []
@@ -126,117 +128,6 @@ class NanoScheduler:
         start = self.columns.num_computed_tokens[slots]
         return build_batch(self.columns, scheduled, slots, start, num_new, not prefill.seqs, cached), stop
 
-    def _decode_by_calendar(self) -> str | None:
-        """A decode round of the steady members: why it stopped; None where there is no calendar, or nobody in it."""
-        steady = self._steady
-        if steady is None or not len(steady):
-            return None
-        if not self._decode_steadily(steady) and not self._open_with_victims(list(steady.opening())):
-            return "self_preempted"
-        return self._stop_running(steady)
-
-    def _open_with_victims(self, opening: list[Sequence]) -> bool:
-        """A block for each, in running order, if need be from the newest of those that run. False: one had to give up itself."""
-        pool, at = self.blocks.pool, 0
-        while at < len(opening):
-            # Victims come from the end of `running`, so one that is met here was taken before its turn.
-            fits: list[Sequence] = []
-            while at < len(opening) and len(fits) < pool.num_free:
-                if opening[at].block_table:
-                    fits.append(opening[at])
-                at += 1
-            if fits:
-                self.blocks.open_blocks(fits)
-            elif not opening[at].block_table:
-                at += 1
-            else:
-                victim = self.running.pop()
-                self._preempt(victim, wanted_by=opening[at])
-                if victim is opening[at]:
-                    return False
-        return True
-
-    def _decode_steadily(self, steady: Steady) -> bool:
-        """Blocks for one more token of each member. False: there are not enough, and nothing changed."""
-        opening = steady.opening()
-        if len(opening) > self.blocks.pool.num_free:
-            return False
-        if opening:
-            self.blocks.open_blocks(opening)
-        return True
-
-    def _stop_running(self, steady: Steady) -> str:
-        return "running_empty" if len(steady) == len(self.running) else "max_num_seqs"
-
-    def _hold(self, seq: Sequence, needed: int, free: int) -> None:
-        self.log.decide("hold", seq.request, "blocks", needed=needed, available=free, unit="blocks")
-
-    def _lacking(self) -> int:
-        """Blocks that the head of `waiting` needs, where they are more than are free; else 0."""
-        seq = self._head()
-        needed = 0 if seq.block_table else self.blocks.can_allocate(seq)[1]
-        return needed if needed > self.blocks.pool.num_free else 0
-
-    def upcoming(self) -> tuple[SteadyBatch, int] | None:
-        """Where the next rounds are to differ by block edges alone: the next one's batch, and how many until somebody ends."""
-        steady = self._steady
-        if steady is None or not len(steady) or (self.waiting and not self._lacking()):
-            return None
-        return steady.batch(self.running), steady.rounds_to_end()
-
-    def advance(self, max_rounds: int) -> Stretch | None:
-        """So many rounds, `update` included, or up to the first that ends somebody or wants for a block. None: not one.
-
-        Right after `upcoming` gave a batch.
-        """
-        steady = self._steady
-        assert steady is not None and max_rounds > 0, max_rounds
-        budget = self.config.max_num_batched_tokens - len(steady)
-        stop_waiting = "blocks" if self.waiting else "waiting_empty"
-        out = StretchLog(self.log, steady, self.running, budget, stop_waiting, self._stop_running(steady))
-        blocks, pool = self.blocks, self.blocks.pool
-        left = min(max_rounds, steady.rounds_to_end())
-        while left:
-            lacking = self._lacking() if self.waiting else 0
-            if self.waiting and not lacking:
-                break
-            # The last one may end somebody; and each round says whom it holds.
-            if not (lacking and self.log.enabled) and (quiet := steady.quiet_rounds(left - 1)):
-                out.quiet(quiet, pool.num_free, blocks.cached_free_blocks)
-                steady.skip(quiet)
-                left -= quiet
-            if len(steady.opening()) > pool.num_free:
-                break
-            started = pool.num_free
-            if lacking:
-                self._hold(self._head(), lacking, started)
-            self._decode_steadily(steady)
-            scheduled = pool.num_free
-            self._end_members(steady, out.finished)
-            out.round(started, scheduled, blocks.cached_free_blocks)
-            left -= 1
-        if out.finished:
-            self._fill_steady()
-        return out.stretch(pool.num_free, len(self.waiting), len(self.running), 0)
-
-    def _leave_steady(self) -> None:
-        if self._steady is not None:
-            self._steady.settle(self.columns, self.running)
-            self._steady = self._running_slots = None
-
-    def _fill_steady(self) -> None:
-        """The next of `running` become members where a seat is free; all of them where there is no calendar."""
-        steady, size = self._steady, min(len(self.running), self.config.max_num_seqs)
-        if steady is None:
-            if self.one_by_one:
-                return
-            steady = self._steady = Steady(self.config.block_size, self.log.enabled)
-        for seq in self.running[len(steady) : size]:
-            if not seq.new.forced:
-                self._leave_steady()
-                return
-            steady.join(seq)
-
     def _schedule_prefill(self) -> _Prefill:
         """From the head of `waiting`, strictly in order. Only the round's first may be given less than it wants."""
         config, log, out = self.config, self.log, _Prefill()
@@ -282,6 +173,9 @@ class NanoScheduler:
             out.num_new.append(num_new)
             out.cached.append(num_cached * config.block_size if admit else -1)
         return out
+
+    def _hold(self, seq: Sequence, needed: int, free: int) -> None:
+        self.log.decide("hold", seq.request, "blocks", needed=needed, available=free, unit="blocks")
 
     def _schedule_decode(self) -> tuple[list[Sequence], Int64Array, str]:
         """One token each for the first `max_num_seqs` of `running`; the token budget plays no part."""
@@ -352,18 +246,6 @@ class NanoScheduler:
         round.free_blocks_end = self.blocks.pool.num_free
         round.cached_free_blocks = self.blocks.cached_free_blocks
         round.waiting, round.running = len(self.waiting), len(self.running)
-
-    def _end_members(self, steady: Steady, finished: list[tuple[int, str]]) -> None:
-        """The calendar's next round is over: full blocks are hashed, and who has all tokens goes, in running order."""
-        age, filling = steady.age, steady.filling() if self.blocks.caching else NOBODY
-        size, ending = self.config.block_size, steady.step()
-        members = list(in_order(filling, ending)) if ending else [(seq, True, False) for seq in filling]
-        for seq, fills, ends in members:
-            if fills:
-                self.blocks.fill_block(seq, (seq.base + age) // size)
-            if ends:
-                del self.running[steady.remove(seq)]
-                self._finish(seq, finished)
 
     def _update_prefill(self, round: Round, rows: ExtraRows, sampled: Int64Array | None) -> None:
         size, yielded = self.config.block_size, 0
