@@ -21,7 +21,8 @@ from tests.golden_cases import FOLDER, case_names, load_case
 
 SOURCE = Path(engines.schedulers.__file__).parent
 MODULES = (
-    "decisions", "sequence", "block_pool", "steady", "{policy}_blocks", "vllm_queue", "vllm_batch", "vllm_blocks", "vllm_calendar", "{policy}",
+    "decisions", "sequence", "block_pool", "steady", "nano_blocks", "vllm_queue", "vllm_batch", "vllm_blocks", "vllm_calendar",
+    "nano_calendar", "{policy}",
 )  # fmt: skip
 
 BROKEN = [
@@ -94,7 +95,7 @@ BROKEN = [
     (
         "the newest running is the victim",
         "nano",
-        "nano",
+        "nano_calendar",
         "victim = self.running.pop()",
         "victim = self.running.pop(min(1, len(self.running) - 1))",
     ),
@@ -115,7 +116,7 @@ BROKEN = [
     (
         "blocks filled by decode are hashed",
         "nano",
-        "nano",
+        "nano_calendar",
         "self.blocks.fill_block(seq, (seq.base + age) // size)",
         "pass",
     ),
