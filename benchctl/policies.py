@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 from engines.interface import Scheduler, SchedulerConfig
@@ -51,13 +52,21 @@ def find_policy(asked: str) -> str:
             raise BenchctlError(
                 f"no scheduler named {asked!r}" + (f"; did you mean {close[0]}?" if close else ""),
                 where="--scheduler",
-                fix=" or ".join(known) + ", or package.module:Class of your own",
+                fix=_class_in_file(asked) or " or ".join(known) + ", or package.module:Class of your own",
             )
         place = found[asked]
     cls = import_class(place)
     name = register(cls, place)
     _loaded[asked] = (name, cls)
     return name
+
+
+def _class_in_file(asked: str) -> str | None:
+    """How the scheduler in a file is named, where a file was asked for."""
+    path = Path(asked)
+    if path.suffix != ".py" or not path.is_file() or path.is_absolute() or ".." in path.parts:
+        return None
+    return f"{'.'.join(path.with_suffix('').parts)}:CLASS, with the name of its class"
 
 
 def import_class(place: str) -> type:

@@ -101,6 +101,11 @@ BASE = "from engines.schedulers.vllm import VllmScheduler\n"
             "Mine.NULL_BLOCKS is -1",
         ),
         ("", "what is this", "no scheduler named 'what is this'"),
+        (
+            "",
+            "examples/shortest_prompt_first.py",
+            "try: examples.shortest_prompt_first:CLASS, with the name of its class",
+        ),
         ("", "pkg.mod:1x", "--scheduler is 'pkg.mod:1x'"),
     ],
 )
