@@ -320,7 +320,7 @@ def parse_sets(texts: Sequence[str], known: Mapping[str, Parameter]) -> dict[str
         if not equals:
             raise BenchctlError(f"--set is {text!r}", fix="--set max_num_seqs=64")
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
+            near = difflib.get_close_matches(name, known, 1)
             fix = f"did you mean {near[0]}?" if near else "one of " + ", ".join(known)
             raise BenchctlError(f"a run has no setting {name!r}", where="--set", fix=fix)
         if name in out:
