@@ -76,8 +76,8 @@ typed by hand but this text.
 - **A card at its power limit**: among decodes of 200 to 320 sequences, which draw all of its 700 W, rounds that feed a prompt took up to a quarter
   longer than by themselves (838 tokens with `qwen3-8b`: 24.9 ms, 20.2 simulated). They are the TTFT's p90 and the ITL's p99 of `sharegpt-full`.
 - **Another start is another host**: a round of more than 2,560 tokens has no graph, and where its device would be done sooner it takes as long as
-  the host needs to launch its kernels one by one: with `qwen3-0.6b` 12.1 ms where the profile was fitted, 16 to 44 ms here. At once, 256 prompts are hashed, laid
-  out and launched by the same host, 23% of the time to first tokens.
+  the host needs to launch its kernels one by one: with `qwen3-0.6b` 12.1 ms where the profile was fitted, 16 and 32 here (3,597 and 4,952 tokens). At once, 256
+  prompts are hashed, laid out and launched by the same host, 23% of the time to first tokens.
 - **Hiccups of a host**: the ITL's p99 of `qwen3-0.6b` with one or two sequences is 1.5 to 1.9 ms where it is 1.0 to 1.1 in simulation, which has no jitter; single
   rounds of 1 ms took 3 to 10.
 - **A single prompt on an idle device**: up to 13% of device time too little, and less of the host's than it took, of rounds of 2 to 3 ms: the TTFT of `long-prompts` and
