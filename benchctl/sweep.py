@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from benchctl.sweep_slo import judge, simulation_of
+from benchctl.sweep_slo import LARGEST_GAPS, judge, judged_by, simulation_of
 from benchctl.sweep_spec import Cell
 from benchctl.sweep_workers import DONE, FIGURES, Result, Workers
 from traces.errors import BenchctlError
@@ -25,7 +25,7 @@ from traces.errors import BenchctlError
 TABLE = "sweep.parquet"
 PROBES = "probes.parquet"  # of --find-rate
 LATENCIES = ("p99_ttft_ms", "p99_itl_ms")  # against output_throughput, for the fronts
-JUDGED = ("request_goodput", "attainment")  # null without SLOs
+JUDGED = ("request_goodput", "attainment", *LARGEST_GAPS)  # null without SLOs, the gaps without one of ITL
 WORTH = ("error", "error_worst", "outside_share")  # of simulated cells
 RATE = ("rate", "rate_low", "rate_high", "fails_at", "attainment_low", "attainment_high", "probes")  # of --find-rate
 
@@ -57,7 +57,7 @@ class Store:
             return None
         if not isinstance(found, dict) or found.get("status") not in DONE or not isinstance(found.get("figures"), dict):
             return None
-        if self.slo and (found.get("judged") or {}).get("slo") != dict(self.slo):
+        if self.slo and not judged_by(found.get("judged"), self.slo):
             found["judged"] = judge(str(found.get("path")), self.slo)
             if found["judged"] is None:
                 return None

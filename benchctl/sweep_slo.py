@@ -15,10 +15,13 @@ from reports import metrics
 from reports.run import Run, open_run
 from traces.errors import BenchctlError
 
+LARGEST_GAPS = ("p90_max_itl_ms", "p99_max_itl_ms")  # percentiles over requests of what an SLO of ITL is held against
+
 
 def judge(path: str | Path, slo: Mapping[str, float]) -> dict[str, Any] | None:
     """`attainment`, `good`, `total`, `request_goodput` and `misses` (metric -> requests beyond its SLO) of a run.
 
+    With an SLO of ITL also LARGEST_GAPS: percentiles of the requests' largest gaps, None where too few finished.
     `slo`: metric -> ms. Refused and unfinished requests count in the total. None without SLOs, or where the run is gone.
     """
     if not slo:
@@ -39,7 +42,18 @@ def judge(path: str | Path, slo: Mapping[str, float]) -> dict[str, Any] | None:
         "attainment": good / total if total else None,
         "request_goodput": good / run.duration_s if run.duration_s else None,
         "misses": misses | {"not finished": total - frame.height},
-    }
+    } | (largest_gaps(frame["itl"]) if "itl" in slo else {})
+
+
+def judged_by(found: Mapping[str, Any] | None, slo: Mapping[str, float]) -> bool:
+    """Whether an earlier `judge` was by these SLOs and says all that it does now."""
+    wanted = LARGEST_GAPS if "itl" in slo else ()
+    return found is not None and found.get("slo") == dict(slo) and all(name in found for name in wanted)
+
+
+def largest_gaps(seconds: pl.Series) -> dict[str, float | None]:
+    found = metrics.distribution(seconds, (90, 99)).percentiles
+    return {name: None if at is None else at * 1000 for name, at in zip(LARGEST_GAPS, found.values(), strict=True)}
 
 
 def per_request(run: Run, slo: Mapping[str, float]) -> pl.DataFrame:

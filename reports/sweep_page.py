@@ -39,6 +39,7 @@ FIGURES: dict[str, tuple[str, str, bool]] = {  # name -> (label, unit, higher is
         for metric in ("ttft", "itl", "tpot", "e2el")
         for p in (99, 90, 50)
     },
+    **{f"p{p}_max_itl_ms": (f"largest gap p{p}", "ms", False) for p in (99, 90)},
     "duration": ("duration", "s", False),
 }
 SHOWN = (

@@ -225,7 +225,8 @@ def margins(view: SweepView, setting: Setting) -> list[Margin]:
     percentile = "p90" if view.attainment <= 0.9 else "p99"
     out = []
     for metric, limit in view.slo.items():
-        name = f"{percentile}_{metric}_ms"
+        # A request meets an SLO of ITL when its largest gap does: the percentile over all gaps would hide most of the misses.
+        name = f"{percentile}_{'max_itl' if metric == 'itl' else metric}_ms"
         if name in setting.figures:
             out.append(Margin(metric, percentile, setting.figures[name][0], limit, setting.spread(name)))
     return out

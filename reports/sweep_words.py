@@ -153,7 +153,8 @@ def margin_text(view: SweepView, margin: Margin) -> str:
         parts.append(f"profile ±{view.error:.1%}")
     total = (margin.spread if view.repeats > 1 else 0.0) + (view.error or 0.0)
     metric = METRIC_NAMES[margin.metric]
-    head = f"Its tightest SLO is {metric}: {margin.percentile} {number(margin.value)} ms of {margin.limit:g} ms"
+    of = " of the requests' largest gaps" if margin.metric == "itl" else ""
+    head = f"Its tightest SLO is {metric}: {margin.percentile}{of} {number(margin.value)} ms of {margin.limit:g} ms"
     head += f", {margin.left:.0%} to spare" if margin.left >= 0 else f", {-margin.left:.0%} beyond it"
     if not parts:
         why = unknown_error(view)

@@ -65,6 +65,20 @@ def test_of_those_as_good_the_one_with_the_most_to_spare_is_taken() -> None:
     assert pick.next is not None and pick.next.values["max-num-seqs"] == "256"
 
 
+def test_the_margin_of_itl_is_that_of_the_largest_gaps() -> None:
+    """A request has many gaps and meets the SLO when its largest does: p99 over all gaps may be short where many miss."""
+    found = view(
+        cell("vllm", "64", 10.0, p99_itl_ms=10.0, p99_max_itl_ms=19.0),
+        cell("vllm", "128", 9.95, p99_itl_ms=12.0, p99_max_itl_ms=15.0),
+        slo={"ttft": 200.0, "itl": 20.0},
+    )
+    (pick,) = found.picks.values()
+    assert pick.setting.values["max-num-seqs"] == "128"
+    assert (
+        "Its tightest SLO is ITL: p99 of the requests' largest gaps 15.00 ms of 20 ms, 25% to spare" in answer(found)[1]
+    )
+
+
 def test_a_margin_smaller_than_the_error_is_said() -> None:
     cells = [cell("vllm", "64", 10.0, ttft=ttft, seed=seed, error=0.05) for seed, ttft in (("0", 185.0), ("1", 195.0))]
     cells += [cell("nano", "64", 5.0, seed=seed, error=0.05) for seed in ("0", "1")]

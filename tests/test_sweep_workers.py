@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from benchctl.sweep import Store, sweep
-from benchctl.sweep_slo import judge
+from benchctl.sweep_slo import judge, per_request
 from benchctl.sweep_spec import Cell, make_cell
 from benchctl.sweep_workers import LocalWorkers, Result, replay_here, result_of, words_of
+from reports.run import open_run
 from tests.command_line import rows, write_trace
 
 
@@ -112,6 +114,23 @@ def test_other_slos_are_held_against_the_records_without_a_new_replay(tmp_path: 
     assert strict is not None and 0 < strict["judged"]["attainment"] < 0.2
     assert strict["judged"]["misses"]["tpot"] == 0 and strict["judged"]["misses"]["ttft"] >= 32
     assert strict["judged"] == judge(str(strict["path"]), {"ttft": 100.0, "tpot": 50.0})
+
+
+def test_an_slo_of_itl_gives_the_percentiles_of_the_largest_gaps(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", rows(*((i * 0.001, 64, 8) for i in range(40))))
+    (cell,) = cells(trace, 1)
+    slo = {"itl": 20.0}
+    workers, store = LocalWorkers(1, tmp_path / "o"), Store(tmp_path / "o", slo)
+    store.prepare()
+    (first,) = sweep([cell], store, workers, lambda cell, result, earlier: None)
+    workers.close(now=False)
+    gaps = per_request(open_run(first["path"]), slo)["itl"] * 1000
+    assert first["judged"]["p90_max_itl_ms"] == pytest.approx(gaps.quantile(0.9, "linear"))
+    assert first["judged"]["p99_max_itl_ms"] is None  # needs 100 requests
+    older = first | {"judged": {"slo": slo, "attainment": 1.0}}
+    store.save(cell, older)
+    again = store.load(cell)
+    assert again is not None and again["judged"] == first["judged"]
 
 
 def test_a_file_that_changed_makes_another_cell(tmp_path: Path) -> None:
