@@ -126,8 +126,7 @@ def decode(bench: Bench, batch: int, steps: int = 100) -> dict[str, float]:
         scheduler.update(round, engine.collect(engine.launch(round.batch)).token_ids)
         if bool(round.batch.is_decode.all()):
             break
-    walls, devices, prepares, pending = [], [], [], None
-    flops = num_bytes = 0.0
+    walls, devices, prepares, floors, pending = [], [], [], [], None
     last = None
     for step in range(steps + 10):
         round = scheduler.schedule()
@@ -140,7 +139,7 @@ def decode(bench: Bench, batch: int, steps: int = 100) -> dict[str, float]:
                 walls.append((now - last) * 1e3)
                 devices.append((result.device_s or 0) * 1e3)
                 prepares.append(result.prepare_s * 1e3)
-                flops, num_bytes = result.flops or 0, result.bytes or 0
+                floors.append(floor_ms(result.flops or 0, result.bytes or 0))
             last = now
         pending = handle
     engine.collect(pending)
@@ -149,7 +148,7 @@ def decode(bench: Bench, batch: int, steps: int = 100) -> dict[str, float]:
         "wall_ms_median": statistics.median(walls),
         "device_ms": statistics.median(devices),
         "prepare_ms": statistics.median(prepares),
-        "floor_ms": floor_ms(flops, num_bytes),
+        "floor_ms": statistics.fmean(floors),  # of the same steps: contexts grow
     }
 
 
